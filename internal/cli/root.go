@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cli holds weft's commands: each is a function with its effects
+// injected, prints its result to Out and everything else to Err.
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+)
+
+// IO are the streams of one invocation.
+type IO struct {
+	In       io.Reader
+	Out, Err io.Writer
+}
+
+// New returns the weft command with all its sub-commands.
+func New(s IO) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "weft",
+		Short:         "Connect, balance, protect and explain the traffic of pods",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetIn(s.In)
+	root.SetOut(s.Out)
+	root.SetErr(s.Err)
+	return root
+}
+
+// Run runs the command line args and returns the exit code: 0, or 1 with the
+// error on Err. An error that carries its own code (ExitError) gives that.
+func Run(ctx context.Context, args []string, s IO) int {
+	root := New(s)
+	root.SetArgs(args)
+	if err := root.ExecuteContext(ctx); err != nil {
+		var exit *ExitError
+		if asExit(err, &exit) {
+			return exit.Code
+		}
+		fmt.Fprintln(s.Err, "weft:", err)
+		return 1
+	}
+	return 0
+}
