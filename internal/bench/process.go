@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Task is what a process of a measurement is told: its whole command line, as JSON.
+type Task struct {
+	Load    Load           `json:"load"`
+	Address netip.AddrPort `json:"address"`
+	// CPU is the processor to stay on; negative is any.
+	CPU int `json:"cpu"`
+}
+
+// Process is the main function of a generator ("client") or server process; its
+// argument is a Task. The server's first line of output is its address, its
+// second, once its input ends or its load is over, its report; the client
+// prints its report.
+func Process(role string, args []string, in io.Reader, out, errs io.Writer) int {
+	if err := process(role, args, in, out); err != nil {
+		fmt.Fprintf(errs, "bench %s: %v\n", role, err)
+		return 1
+	}
+	return 0
+}
+
+func process(role string, args []string, in io.Reader, out io.Writer) error {
+	var task Task
+	if len(args) != 1 {
+		return fmt.Errorf("%d arguments: one task", len(args))
+	}
+	if err := json.Unmarshal([]byte(args[0]), &task); err != nil {
+		return fmt.Errorf("task: %w", err)
+	}
+	if err := pin(task.CPU); err != nil {
+		return err
+	}
+	switch role {
+	case "client":
+		report, err := RunClient(task.Load, task.Address)
+		return errors.Join(err, json.NewEncoder(out).Encode(report))
+	case "server":
+		return processServer(task, in, out)
+	}
+	return fmt.Errorf("role %q: client or server", role)
+}
+
+func processServer(task Task, in io.Reader, out io.Writer) error {
+	s, err := NewServer(task.Load, task.Address)
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(out, s.Addr()); err != nil {
+		return errors.Join(err, s.Close())
+	}
+	go func() {
+		_, _ = io.Copy(io.Discard, in)
+		s.Stop()
+	}()
+	report, err := s.Run()
+	return errors.Join(err, json.NewEncoder(out).Encode(report))
+}
+
+// pin keeps this process, with threads that are yet to come, on one processor.
+func pin(cpu int) error {
+	if cpu < 0 {
+		return nil
+	}
+	var set unix.CPUSet
+	set.Set(cpu)
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return err
+	}
+	for _, t := range tasks {
+		tid, err := strconv.Atoi(t.Name())
+		if err != nil {
+			continue
+		}
+		if err := unix.SchedSetaffinity(tid, &set); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("stay on processor %d: %w", cpu, err)
+		}
+	}
+	return nil
+}
+
+// environment keeps the Go runtime out of the way: no collector, no signals to
+// preempt the loop, and a processor left for the rest while a call blocks.
+func environment() []string {
+	return append(os.Environ(), "GOGC=off", "GODEBUG=asyncpreemptoff=1", "GOMAXPROCS=4")
+}
+
+// child is a running process of a measurement.
+type child struct {
+	cmd    *exec.Cmd
+	in     io.WriteCloser
+	out    *bufio.Reader
+	stderr bytes.Buffer
+}
+
+// start runs self with a role and a task in a network namespace.
+func start(ctx context.Context, self []string, role, netns string, task Task) (*child, error) {
+	arg, err := json.Marshal(task)
+	if err != nil {
+		return nil, err
+	}
+	argv := append(slices.Clone(self), role, string(arg))
+	c := &child{cmd: exec.CommandContext(ctx, argv[0], argv[1:]...)}
+	c.cmd.Env = environment()
+	c.cmd.Stderr = &c.stderr
+	c.cmd.WaitDelay = 5 * time.Second
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	c.out = bufio.NewReader(out)
+	if err := inNetns(netns, c.cmd.Start); err != nil {
+		return nil, fmt.Errorf("start %s in %s: %w", role, netns, err)
+	}
+	return c, nil
+}
+
+// inNetns calls f on a thread that is in the namespace; "" is the one of this
+// process. Threads and processes that f starts are born there.
+func inNetns(name string, f func() error) error {
+	if name == "" {
+		return f()
+	}
+	fd, err := unix.Open(NetnsPath(name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open %s: %w", NetnsPath(name), err)
+	}
+	defer unix.Close(fd)
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
+		if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+			result <- fmt.Errorf("enter %s: %w", name, err)
+			return
+		}
+		result <- f()
+	}()
+	return <-result
+}
+
+// finish ends the child's input, waits for its end and reads its report. The
+// error holds what the child said.
+func (c *child) finish(report any) error {
+	c.in.Close()
+	line, readErr := c.out.ReadBytes('\n')
+	if err := c.cmd.Wait(); err != nil {
+		return fmt.Errorf("%w: %s", err, bytes.TrimSpace(c.stderr.Bytes()))
+	}
+	if readErr != nil {
+		return fmt.Errorf("read its report: %w", readErr)
+	}
+	return json.Unmarshal(line, report)
+}
+
+// kill is for a child that is not needed any more, whatever it does.
+func (c *child) kill() {
+	c.in.Close()
+	_ = c.cmd.Process.Kill()
+	_ = c.cmd.Wait()
+}
