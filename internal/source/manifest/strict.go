@@ -44,9 +44,16 @@ func (p *problems) checkType(path *field.Path, v any, t reflect.Type) {
 	}
 }
 
+// maxQuantity bounds the text of a quantity, in bytes: reading one takes time
+// that grows with the square of its length.
+const maxQuantity = 256
+
 // checkCustom lets a type that reads itself (a quantity, a time) read v.
 func (p *problems) checkCustom(path *field.Path, v any, t reflect.Type) {
 	text, err := json.Marshal(v)
+	if err == nil && t == reflect.TypeFor[resource.Quantity]() && len(text) > maxQuantity {
+		err = fmt.Errorf("%d bytes", len(text))
+	}
 	if err == nil {
 		err = json.Unmarshal(text, reflect.New(t).Interface())
 	}
