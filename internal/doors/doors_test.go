@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package doors states which packages may import what, and why.
+package doors
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/weft-mesh/weft/"
+
+// door is a rule about the imports of the module's packages, their tests
+// included.
+type door struct {
+	name   string
+	reason string
+	// imports are packages, each with all below it.
+	imports []string
+	// only are the packages (each with all below it, relative to the module)
+	// that may import them; the rest may not.
+	only []string
+	// never, instead of only, are the packages that may not; the rest may.
+	never []string
+	// direct looks at the packages' own imports only, tests not included.
+	direct bool
+}
+
+var doors = []door{
+	{
+		name:    "cilium/ebpf",
+		reason:  "one package owns one kernel object; everybody else uses its verbs and can be tested without a kernel",
+		imports: []string{"github.com/cilium/ebpf"},
+		only:    []string{"internal/datapath", "bpf"},
+	},
+	{
+		name:    "netlink",
+		reason:  "network devices, routes and namespaces are changed in one place, with one idea of what is ours",
+		imports: []string{"github.com/vishvananda/netlink", "github.com/vishvananda/netns"},
+		only:    []string{"internal/netdev"},
+	},
+	{
+		name:    "client-go",
+		reason:  "the Kubernetes API is one source of rows among others; nothing else may depend on a cluster",
+		imports: []string{"k8s.io/client-go"},
+		only:    []string{"internal/source/kube"},
+	},
+	{
+		name:    "pure computation",
+		reason:  "policy, services and routes are computed from rows alone: the same rows give the same result, in a test as on a node",
+		imports: []string{"net/http", "os", "os/exec", "syscall", "net", "io/fs", "golang.org/x/sys", "google.golang.org/grpc", module + "internal/datapath", module + "internal/netdev", module + "internal/source"},
+		never:   []string{"internal/policy", "internal/balance", "internal/route", "internal/addr"},
+		direct:  true,
+	},
+	{
+		name:    "no agent in the parts",
+		reason:  "imports point one way: the agent, the lab and the CLI are made of the other packages",
+		imports: []string{module + "internal/agent", module + "internal/cli", module + "internal/lab"},
+		only:    []string{"cmd", "internal/agent", "internal/cli", "internal/lab", "internal/bench", "test"},
+	},
+}
+
+// listed is what "go list -json" says of a package.
+type listed struct {
+	ImportPath                         string
+	Imports, TestImports, XTestImports []string
+}
+
+func packages(t *testing.T) []listed {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-e", "-json=ImportPath,Imports,TestImports,XTestImports", module+"...")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.String())
+	}
+	var all []listed
+	for d := json.NewDecoder(strings.NewReader(string(out))); ; {
+		var p listed
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return all
+		} else if err != nil {
+			t.Fatalf("read what go list says: %v", err)
+		}
+		all = append(all, p)
+	}
+}
+
+func TestDoors(t *testing.T) {
+	all := packages(t)
+	if len(all) == 0 {
+		t.Fatal("go list found no packages")
+	}
+	for _, d := range doors {
+		for _, p := range all {
+			for _, bad := range d.offences(p) {
+				t.Errorf("%s imports %s: only %s may (%s)", p.ImportPath, bad, d.who(), d.reason)
+			}
+		}
+	}
+}
+
+// TestDoorsClose shows that the rules see what they are to see.
+func TestDoorsClose(t *testing.T) {
+	for _, c := range []struct {
+		pkg  listed
+		want int
+	}{
+		{listed{ImportPath: module + "internal/flow", Imports: []string{"github.com/cilium/ebpf/ringbuf"}}, 1},
+		{listed{ImportPath: module + "internal/flow", TestImports: []string{"github.com/cilium/ebpf"}}, 1},
+		{listed{ImportPath: module + "internal/flow", Imports: []string{"github.com/cilium/ebpfx"}}, 0},
+		{listed{ImportPath: module + "internal/datapath/pod", Imports: []string{"github.com/cilium/ebpf/link"}}, 0},
+		{listed{ImportPath: module + "internal/datapathx", Imports: []string{"github.com/cilium/ebpf/link"}}, 1},
+		{listed{ImportPath: module + "internal/lab", XTestImports: []string{"github.com/vishvananda/netns"}}, 1},
+		{listed{ImportPath: module + "internal/source/file", Imports: []string{"k8s.io/client-go/rest"}}, 1},
+		{listed{ImportPath: module + "internal/policy", Imports: []string{"os", "net/netip"}}, 1},
+		{listed{ImportPath: module + "internal/policy", TestImports: []string{"os"}}, 0},
+		{listed{ImportPath: module + "internal/flow", Imports: []string{module + "internal/cli"}}, 1},
+	} {
+		n := 0
+		for _, d := range doors {
+			n += len(d.offences(c.pkg))
+		}
+		if n != c.want {
+			t.Errorf("%+v: %d offences, want %d", c.pkg, n, c.want)
+		}
+	}
+}
+
+func (d door) offences(p listed) []string {
+	rel := strings.TrimPrefix(p.ImportPath, module)
+	if d.never != nil && !within(rel, d.never) || d.never == nil && within(rel, d.only) {
+		return nil
+	}
+	imports := slices.Clone(p.Imports)
+	if !d.direct {
+		imports = append(append(imports, p.TestImports...), p.XTestImports...)
+	}
+	slices.Sort(imports)
+	return slices.DeleteFunc(slices.Compact(imports), func(i string) bool {
+		if d.direct && !strings.Contains(i, ".") {
+			return !slices.Contains(d.imports, i) // net is not net/netip
+		}
+		return !within(i, d.imports)
+	})
+}
+
+func (d door) who() string {
+	if d.never != nil {
+		return "packages other than " + strings.Join(d.never, ", ")
+	}
+	return strings.Join(d.only, ", ")
+}
+
+// within says whether path is one of roots or below it.
+func within(path string, roots []string) bool {
+	return slices.ContainsFunc(roots, func(r string) bool {
+		return path == r || strings.HasPrefix(path, r+"/")
+	})
+}
