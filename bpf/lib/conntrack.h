@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+#pragma once
+/* One entry for each connection that a pod of this node takes part in, found
+ * from either direction by one lookup. */
+
+struct ct_key {
+	struct addr a, b; /* a is the lesser of the two ends */
+	__be16 a_port, b_port;
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+enum ct_flag {
+	CT_FROM_A = 1 << 0,      /* end a sent the first packet */
+	CT_REPLIED = 1 << 1,     /* a packet of the responder was seen */
+	CT_ESTABLISHED = 1 << 2, /* TCP: the originator answered the SYN+ACK */
+	CT_FIN_ORIG = 1 << 3,
+	CT_FIN_REPLY = 1 << 4,
+	CT_RST = 1 << 5,
+	CT_CLOSED = 1 << 6,      /* the close was reported */
+};
+
+#define CT_CLOSING (CT_FIN_ORIG | CT_FIN_REPLY | CT_RST)
+
+struct ct_entry {
+	__u64 packets[2]; /* from the originator, from the responder */
+	__u64 bytes[2];
+	__u64 src_identity, dst_identity; /* of the originator, of the responder */
+	__u32 flags;
+	__u32 last_seen;   /* CLOCK_MONOTONIC, s */
+	__u32 last_report; /* CLOCK_MONOTONIC, s */
+	__u32 nat_port;    /* source port on the wire where masqueraded (network order), else 0 */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__type(key, struct ct_key);
+	__type(value, struct ct_entry);
+} weft_conntrack SEC(".maps");
+
+/* Lifetimes, in seconds; user space collects by the same numbers. */
+volatile const __u32 ct_tcp_syn = 60;
+volatile const __u32 ct_tcp_established = 21600;
+volatile const __u32 ct_tcp_closing = 10;
+volatile const __u32 ct_udp = 60;
+volatile const __u32 ct_udp_replied = 180;
+volatile const __u32 ct_other = 30;
+/* Seconds between two EVENT_UPDATE of one connection; 0 turns them off. */
+volatile const __u32 report_interval = 10;
+
+#define NSEC_PER_SEC 1000000000ULL
+#define EEXIST 17
+
+static __always_inline __u32 now_seconds(void)
+{
+	return bpf_ktime_get_ns() / NSEC_PER_SEC;
+}
+
+static __always_inline __u32 ct_lifetime(__u8 protocol, __u32 flags)
+{
+	switch (protocol) {
+	case IPPROTO_TCP:
+		if (flags & CT_RST || (flags & CT_FIN_ORIG && flags & CT_FIN_REPLY))
+			return ct_tcp_closing;
+		return flags & CT_ESTABLISHED ? ct_tcp_established : ct_tcp_syn;
+	case IPPROTO_UDP:
+		return flags & CT_REPLIED ? ct_udp_replied : ct_udp;
+	}
+	return ct_other;
+}
+
+static __always_inline bool ct_expired(const struct ct_entry *e, __u8 protocol, __u32 now)
+{
+	/* signed: another CPU may have written a later second than ours */
+	return (__s32)(now - e->last_seen) > (__s32)ct_lifetime(protocol, e->flags);
+}
+
+/* Fills *key and says whether the packet's source is end a. */
+static __always_inline bool ct_key_of(struct ct_key *key, const struct addr *src,
+				      const struct addr *dst, __be16 sport, __be16 dport,
+				      __u8 protocol)
+{
+	bool from_a = addr_less(src, dst) || (addr_equal(src, dst) && sport <= dport);
+
+	key->a = from_a ? *src : *dst;
+	key->b = from_a ? *dst : *src;
+	key->a_port = from_a ? sport : dport;
+	key->b_port = from_a ? dport : sport;
+	key->protocol = protocol;
+	__builtin_memset(key->pad, 0, sizeof(key->pad));
+	return from_a;
+}
+
+static __always_inline __u32 ct_tcp_flags(__u8 tcp, bool reply, __u32 flags)
+{
+	__u32 set = 0;
+
+	if (tcp & TCP_RST)
+		set |= CT_RST;
+	if (tcp & TCP_FIN)
+		set |= reply ? CT_FIN_REPLY : CT_FIN_ORIG;
+	/* a connection first seen in mid-stream has no SYN: count it as established */
+	if (!reply && tcp & TCP_ACK && !(tcp & TCP_SYN) && flags & CT_REPLIED)
+		set |= CT_ESTABLISHED;
+	return set;
+}
+
+/* Counts the packet into e; returns the type of event that is due, or 0. */
+static __always_inline __u8 ct_account(struct ct_entry *e, const struct packet *p, bool reply,
+				       __u32 len, __u32 now)
+{
+	__u32 set = reply ? CT_REPLIED : 0, last;
+
+	__sync_fetch_and_add(&e->packets[reply], 1);
+	__sync_fetch_and_add(&e->bytes[reply], len);
+	if (e->last_seen != now)
+		e->last_seen = now;
+	if (p->protocol == IPPROTO_TCP && !p->later_fragment)
+		set |= ct_tcp_flags(p->tcp_flags, reply, e->flags);
+	if ((e->flags & set) != set)
+		__sync_fetch_and_or(&e->flags, set);
+	if (set & CT_CLOSING && !(e->flags & CT_CLOSED) &&
+	    (e->flags & CT_RST || (e->flags & CT_FIN_ORIG && e->flags & CT_FIN_REPLY))) {
+		if (!(__sync_fetch_and_or(&e->flags, CT_CLOSED) & CT_CLOSED))
+			return EVENT_CLOSE;
+	}
+	last = e->last_report;
+	if (report_interval && (__s32)(now - last) >= (__s32)report_interval &&
+	    __sync_val_compare_and_swap(&e->last_report, last, now) == last)
+		return EVENT_UPDATE;
+	return 0;
+}
+
+/* A new connection may take the place of an entry that is over: expired, or
+ * closed and met by a SYN. */
+static __always_inline bool ct_is_over(const struct ct_entry *e, const struct packet *p, __u32 now)
+{
+	if (ct_expired(e, p->protocol, now))
+		return true;
+	return p->protocol == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN &&
+	       e->flags & CT_CLOSING;
+}
+
+static __always_inline int ct_create(struct __sk_buff *skb, const struct packet *p,
+				     const struct ct_key *key, bool from_a, __u8 direction,
+				     __u32 now)
+{
+	struct ct_entry e = {
+		.src_identity = identity_of(&p->src),
+		.dst_identity = identity_of(&p->dst),
+		.flags = from_a ? CT_FROM_A : 0,
+		.last_seen = now,
+		.last_report = now,
+	};
+	long err;
+
+	e.packets[0] = 1;
+	e.bytes[0] = skb->len;
+	if (p->protocol == IPPROTO_TCP) {
+		e.flags |= ct_tcp_flags(p->tcp_flags, false, 0);
+		if (!(p->tcp_flags & TCP_SYN))
+			e.flags |= CT_ESTABLISHED;
+	}
+	err = bpf_map_update_elem(&weft_conntrack, key, &e, BPF_NOEXIST);
+	if (err)
+		return err;
+	emit(skb, p, EVENT_NEW, direction, 0, e.src_identity, e.dst_identity, 1, skb->len);
+	return 0;
+}
+
+/* Finds or makes the packet's entry and counts it; *out points to the entry,
+ * *reply says whether the packet comes from the responder. Returns 0 or a drop
+ * reason. */
+static __always_inline int conntrack(struct __sk_buff *skb, const struct packet *p,
+				     __u8 direction, struct ct_entry **out, bool *reply)
+{
+	__u32 now = now_seconds();
+	struct ct_entry *e;
+	struct ct_key key;
+	bool from_a;
+	long err;
+	__u8 due;
+
+	from_a = ct_key_of(&key, &p->src, &p->dst, p->sport, p->dport, p->protocol);
+	e = bpf_map_lookup_elem(&weft_conntrack, &key);
+	if (e && ct_is_over(e, p, now)) {
+		bpf_map_delete_elem(&weft_conntrack, &key);
+		e = NULL;
+	}
+	if (!e) {
+		*reply = false;
+		err = ct_create(skb, p, &key, from_a, direction, now);
+		if (err && err != -EEXIST)
+			return DROP_CONNTRACK_FULL;
+		*out = bpf_map_lookup_elem(&weft_conntrack, &key);
+		if (!*out)
+			return DROP_CONNTRACK_FULL;
+		if (!err)
+			return 0;
+		e = *out; /* another CPU was first */
+	}
+	*out = e;
+	*reply = !(e->flags & CT_FROM_A) == from_a;
+	due = ct_account(e, p, *reply, skb->len, now);
+	if (due)
+		emit(skb, p, due, direction, 0, *reply ? e->dst_identity : e->src_identity,
+		     *reply ? e->src_identity : e->dst_identity, e->packets[0] + e->packets[1],
+		     e->bytes[0] + e->bytes[1]);
+	return 0;
+}
+
+/* Whether a connection exists, from either end. */
+static __always_inline struct ct_entry *ct_find(const struct packet *p)
+{
+	struct ct_key key;
+
+	ct_key_of(&key, &p->src, &p->dst, p->sport, p->dport, p->protocol);
+	return bpf_map_lookup_elem(&weft_conntrack, &key);
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+#pragma once
+/* Conntrack for every kind of packet: whole ones, fragments, ICMP errors. */
+
+/* Whether the quoted packet belongs to the pod that the error comes from or
+ * goes to. */
+static __always_inline bool quotes_pod(const struct packet *p, const struct packet *q,
+				       __u8 direction)
+{
+	return direction == DIRECTION_EGRESS ? addr_equal(&q->dst, &p->src)
+					     : addr_equal(&q->src, &p->dst);
+}
+
+/* Finds the connection of p. *ct stays NULL for a later fragment whose first
+ * was not seen, which the caller may let pass where no port matters. For an
+ * ICMP error *ct is the connection of the quoted packet, which *q receives.
+ * Returns 0 or a drop reason. */
+static __always_inline int track(struct __sk_buff *skb, struct packet *p, struct packet *q,
+				 __u8 direction, struct ct_entry **ct, bool *reply)
+{
+	*ct = NULL;
+	*reply = false;
+	if ((p->first_fragment || p->later_fragment) && !fragment_ports(p))
+		return 0;
+	if (!p->icmp_error)
+		return conntrack(skb, p, direction, ct, reply);
+	if (!parse_quoted(skb, p, q) || !quotes_pod(p, q, direction))
+		return DROP_ICMP_UNMATCHED;
+	*ct = ct_find(q);
+	return *ct ? 0 : DROP_ICMP_UNMATCHED;
+}
+
+/* A packet that arrived for a pod of this node from elsewhere. */
+static __always_inline int to_local_pod(struct __sk_buff *skb, struct packet *p,
+					const struct endpoint *ep, __u32 way)
+{
+	struct packet q = {};
+	struct ct_entry *ct;
+	bool reply;
+	int err;
+
+	err = track(skb, p, &q, DIRECTION_INGRESS, &ct, &reply);
+	if (err)
+		return drop(skb, p, DIRECTION_INGRESS, err);
+	if (p->ttl <= 1)
+		return drop(skb, p, DIRECTION_INGRESS, DROP_TTL_EXPIRED);
+	return deliver(skb, p, ep, DIRECTION_INGRESS, way);
+}

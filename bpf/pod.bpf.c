@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/* The two programs on the host side of every pod's veth pair: from_pod decides
+ * where each packet of the pod goes, to_pod sees what processes of the node
+ * send to it. What comes from other pods and from the wire is handed to the pod
+ * by the program that received it and passes neither. */
+#include "vmlinux.h"
+#include "bpf_helpers.h"
+#include "bpf_endian.h"
+#include "lib/addr.h"
+#include "lib/reason.h"
+#include "lib/packet.h"
+#include "lib/endpoint.h"
+#include "lib/event.h"
+#include "lib/fragment.h"
+#include "lib/conntrack.h"
+#include "lib/checksum.h"
+#include "lib/forward.h"
+#include "lib/tunnel.h"
+#include "lib/icmp.h"
+#include "lib/answer.h"
+#include "lib/masquerade.h"
+#include "lib/neighbor.h"
+#include "lib/track.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* To a pod or process of another node: by the node's own address as next hop. */
+static __always_inline int forward_native(struct __sk_buff *skb, const struct packet *p,
+					  const struct ipcache_entry *to)
+{
+	struct bpf_redir_neigh next = {};
+
+	if (wire_len(skb, p) > uplink_mtu && p->dont_fragment)
+		return answer_error(skb, p, DROP_TOO_BIG);
+	if (p->v4) {
+		next.nh_family = AF_INET;
+		next.ipv4_nh = to->next_hop4;
+		if (!next.ipv4_nh)
+			return drop(skb, p, DIRECTION_EGRESS, DROP_NO_NEXT_HOP);
+	} else {
+		next.nh_family = AF_INET6;
+		__builtin_memcpy(next.ipv6_nh, &to->next_hop6, sizeof(next.ipv6_nh));
+		if (addr_is_zero(&to->next_hop6))
+			return drop(skb, p, DIRECTION_EGRESS, DROP_NO_NEXT_HOP);
+	}
+	if (next_hop_header(skb, p, NULL, NULL))
+		return drop(skb, p, DIRECTION_EGRESS, DROP_REWRITE);
+	count(FORWARD_REMOTE, skb->len);
+	return bpf_redirect_neigh(uplink_ifindex, &next, sizeof(next), 0);
+}
+
+static __always_inline int forward_tunnel(struct __sk_buff *skb, const struct packet *p,
+					  const struct ipcache_entry *to)
+{
+	int err;
+
+	if (wire_len(skb, p) > tunnel_mtu && p->dont_fragment)
+		return answer_error(skb, p, DROP_TOO_BIG);
+	err = tunnel_key(skb, to);
+	if (err)
+		return drop(skb, p, DIRECTION_EGRESS, err);
+	if (next_hop_header(skb, p, tunnel_mac, tunnel_mac))
+		return drop(skb, p, DIRECTION_EGRESS, DROP_REWRITE);
+	skb->mark = MARK_ENCAPSULATED;
+	count(FORWARD_TUNNEL, skb->len);
+	return bpf_redirect(tunnel_ifindex, 0);
+}
+
+/* To the outside, or to another node's own address where the network between
+ * the nodes does not know pod addresses. */
+static __always_inline int forward_world(struct __sk_buff *skb, struct packet *p,
+					 const struct ipcache_entry *to, struct ct_entry *ct,
+					 struct packet *q, bool reply)
+{
+	bool translate = masquerade_enabled && !(to && to->flags & IPCACHE_NO_MASQUERADE);
+	int err = 0;
+
+	if (wire_len(skb, p) > uplink_mtu && p->dont_fragment)
+		return answer_error(skb, p, DROP_TOO_BIG);
+	if (p->icmp_error) {
+		if (ct && ct->nat_port)
+			err = masquerade_error(skb, p, q, ct);
+	} else if (translate && !reply) {
+		err = ct ? masquerade(skb, p, ct) : DROP_FRAGMENT_UNKNOWN;
+	}
+	if (!err)
+		err = next_hop_header(skb, p, NULL, NULL);
+	if (err)
+		return drop(skb, p, DIRECTION_EGRESS, err);
+	count(FORWARD_WORLD, skb->len);
+	return bpf_redirect_neigh(uplink_ifindex, NULL, 0, 0);
+}
+
+/* Where the packet goes, once it is known to be the pod's own. */
+static __always_inline int route(struct __sk_buff *skb, struct packet *p, struct packet *q,
+				 struct ct_entry *ct, bool reply)
+{
+	struct endpoint *local = bpf_map_lookup_elem(&weft_endpoints, &p->dst);
+	struct ipcache_entry *to;
+
+	if (local) {
+		if (p->ttl <= 1)
+			return answer_error(skb, p, DROP_TTL_EXPIRED);
+		return deliver(skb, p, local, DIRECTION_EGRESS, FORWARD_LOCAL);
+	}
+	to = ipcache_lookup(&p->dst);
+	if (to && to->flags & IPCACHE_LOCAL_NODE) {
+		count(FORWARD_NODE, skb->len);
+		return TCX_PASS;
+	}
+	if (to && to->flags & IPCACHE_LOCAL_CIDR)
+		return drop(skb, p, DIRECTION_EGRESS, DROP_UNKNOWN_POD);
+	if (p->ttl <= 1)
+		return answer_error(skb, p, DROP_TTL_EXPIRED);
+	if (to && to->flags & IPCACHE_POD)
+		return tunnel_ifindex ? forward_tunnel(skb, p, to) : forward_native(skb, p, to);
+	if (to && to->flags & IPCACHE_REMOTE_NODE && !tunnel_ifindex)
+		return forward_native(skb, p, to);
+	return forward_world(skb, p, to, ct, q, reply);
+}
+
+static __always_inline bool from_own_mac(struct __sk_buff *skb, const struct endpoint *ep)
+{
+	__u8 mac[ETH_ALEN];
+
+	if (bpf_skb_load_bytes(skb, ETH_ALEN, mac, sizeof(mac)))
+		return false;
+	for (int i = 0; i < ETH_ALEN; i++)
+		if (mac[i] != ep->mac[i])
+			return false;
+	return true;
+}
+
+static __always_inline bool is_solicitation(const struct packet *p)
+{
+	return p->protocol == IPPROTO_ICMPV6 && p->icmp_type == ND_SOLICIT && !p->v4;
+}
+
+SEC("tcx/ingress")
+int from_pod(struct __sk_buff *skb)
+{
+	struct packet p = {}, q = {};
+	struct ct_entry *ct;
+	struct endpoint *ep;
+	bool reply;
+	int err;
+
+	if (skb->protocol == bpf_htons(ETH_P_ARP))
+		return from_pod_arp(skb);
+	err = parse(skb, &p);
+	if (err)
+		return drop(skb, &p, DIRECTION_EGRESS, err);
+	if (is_solicitation(&p))
+		return from_pod_nd(skb, &p);
+	if (is_multicast(&p)) {
+		count(FORWARD_MULTICAST, skb->len);
+		return TCX_DROP;
+	}
+	ep = own_endpoint(skb, &p.src);
+	if (!ep)
+		return drop(skb, &p, DIRECTION_EGRESS, DROP_SPOOFED_ADDRESS);
+	if (!from_own_mac(skb, ep))
+		return drop(skb, &p, DIRECTION_EGRESS, DROP_SPOOFED_MAC);
+	err = track(skb, &p, &q, DIRECTION_EGRESS, &ct, &reply);
+	if (err)
+		return drop(skb, &p, DIRECTION_EGRESS, err);
+	return route(skb, &p, &q, ct, reply);
+}
+
+SEC("tcx/egress")
+int to_pod(struct __sk_buff *skb)
+{
+	struct packet p = {}, q = {};
+	struct ct_entry *ct;
+	bool reply;
+	int err;
+
+	if (skb->protocol == bpf_htons(ETH_P_ARP))
+		return TCX_PASS;
+	err = parse(skb, &p);
+	if (err)
+		return drop(skb, &p, DIRECTION_INGRESS, err);
+	/* neighbour discovery and multicast of the node itself, on this link only */
+	if (is_multicast(&p)) {
+		count(FORWARD_MULTICAST, skb->len);
+		return TCX_PASS;
+	}
+	if (!own_endpoint(skb, &p.dst))
+		return drop(skb, &p, DIRECTION_INGRESS, DROP_UNKNOWN_POD);
+	err = track(skb, &p, &q, DIRECTION_INGRESS, &ct, &reply);
+	if (err)
+		return drop(skb, &p, DIRECTION_INGRESS, err);
+	count(FORWARD_FROM_NODE, skb->len);
+	return TCX_PASS;
+}
