@@ -53,10 +53,10 @@ func ParseBaseline(name string) (Baseline, error) {
 const (
 	underlayMTU   = 1500
 	vxlanOverhead = 50 // over IPv4
-	namePrefix    = "weft-bench-"
+	namePrefix    = "wfbench-"
 )
 
-// Site holds the namespaces of baselines. They are named weft-bench-PID-….
+// Site holds the namespaces of baselines. They are named wfbench-PID-….
 type Site struct {
 	made  []string
 	paths int

@@ -29,6 +29,7 @@ func New(s IO) *cobra.Command {
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
+	root.AddCommand(newBenchCommand(s))
 	return root
 }
 
