@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/weft-mesh/weft/internal/lab/layout"
 	"github.com/weft-mesh/weft/internal/netdev"
 )
 
@@ -20,7 +21,7 @@ var (
 
 // Lab is what a running lab's namespaces tell of it.
 type Lab struct {
-	Name    string
+	Names   layout.Layout
 	Nodes   map[byte]LabEnd // by number
 	Pods    []LabEnd        // sorted by namespace name
 	Routing string          // native or vxlan
@@ -43,20 +44,24 @@ func (e LabEnd) addr(ipv6 bool) netip.Addr {
 
 // ReadLab looks at the namespaces weft-LAB-….
 func ReadLab(name string) (*Lab, error) {
-	names, err := netdev.ListNetNS()
+	names, err := layout.New(name)
 	if err != nil {
 		return nil, err
 	}
-	lab := &Lab{Name: name, Nodes: map[byte]LabEnd{}, Routing: "native"}
-	for _, netns := range names {
-		if strings.HasPrefix(netns, "weft-"+name+"-") {
+	all, err := netdev.ListNetNS()
+	if err != nil {
+		return nil, err
+	}
+	lab := &Lab{Names: names, Nodes: map[byte]LabEnd{}, Routing: "native"}
+	for _, netns := range all {
+		if strings.HasPrefix(netns, names.NetNSPrefix()) {
 			if err := lab.read(netns); err != nil {
 				return nil, err
 			}
 		}
 	}
 	if len(lab.Nodes) == 0 {
-		return nil, fmt.Errorf("lab %s: no namespace weft-%s-… with a node's address: is it up?", name, name)
+		return nil, fmt.Errorf("lab %s: no namespace %s… with a node's address: is it up?", name, names.NetNSPrefix())
 	}
 	slices.SortFunc(lab.Pods, func(a, b LabEnd) int { return strings.Compare(a.Netns, b.Netns) })
 	return lab, nil
@@ -75,7 +80,7 @@ func (l *Lab) read(netns string) error {
 			end.V6 = a
 		}
 	}
-	pod := strings.HasPrefix(netns, podPrefix(l.Name))
+	pod := strings.HasPrefix(netns, l.Names.NetNSPrefix()+"pod-")
 	switch {
 	case pod && labPods.Contains(end.V4):
 		end.Node = end.V4.As4()[2]
@@ -92,17 +97,16 @@ func (l *Lab) read(netns string) error {
 	return nil
 }
 
-func podPrefix(lab string) string { return "weft-" + lab + "-pod-" }
-
 // Pod returns the pod NS/NAME.
 func (l *Lab) Pod(name string) (LabEnd, error) {
-	netns := podPrefix(l.Name) + strings.ReplaceAll(name, "/", "-")
+	namespace, pod, _ := strings.Cut(name, "/")
+	netns := l.Names.PodNetNS(namespace, pod)
 	for _, p := range l.Pods {
 		if p.Netns == netns {
 			return p, nil
 		}
 	}
-	return LabEnd{}, fmt.Errorf("lab %s has no pod %s with an address", l.Name, name)
+	return LabEnd{}, fmt.Errorf("lab %s has no pod %s with an address", l.Names.Name, name)
 }
 
 // Pair returns two pods on one node, or on two.
@@ -118,7 +122,7 @@ func (l *Lab) Pair(sameNode bool) (client, server LabEnd, err error) {
 	if sameNode {
 		where = "on one node"
 	}
-	return client, server, fmt.Errorf("lab %s has no two pods %s", l.Name, where)
+	return client, server, fmt.Errorf("lab %s has no two pods %s", l.Names.Name, where)
 }
 
 // Targets returns the pair of pods and what to compare it with: the same over

@@ -5,6 +5,7 @@ package bench
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 )
@@ -17,7 +18,8 @@ func (r *Result) Print(out io.Writer) error {
 	for _, t := range r.Plan.Targets {
 		w.printf("  %-14s %s\n", t.Name, t.About)
 	}
-	w.printf("  %d rounds in turns after a warm-up; median (min–max); idle machine %s CPU\n", r.Plan.Rounds, percents(r.Idle))
+	w.printf("  %d rounds in turns after a warm-up; median (min–max); %s\n", r.Plan.Rounds, placement(r.Plan.Pin))
+	w.printf("  idle machine: %s CPU%s\n", percents(r.Idle), warning(r.Idle))
 	w.printf("  Linux %s, %s × %d, commit %s, load %s\n\n", r.Facts.Kernel, r.Facts.CPUModel, r.Facts.CPUs, r.Facts.Commit, r.Facts.Load)
 	r.printSummaries(w)
 	if len(r.Plan.Targets) > 1 {
@@ -71,6 +73,23 @@ func percents(fractions []float64) string {
 		return "not measured,"
 	}
 	return strings.Join(out, " and ") + " of one"
+}
+
+func placement(pin bool) string {
+	if pin {
+		return "client on processor 0, server on 1"
+	}
+	return "processors as the scheduler chooses"
+}
+
+// noisy is how much of one processor other work may take before a result says so.
+const noisy = 0.1
+
+func warning(idle []float64) string {
+	if len(idle) > 0 && slices.Max(idle) > noisy {
+		return "; other work was running: the figures below are not those of a quiet machine"
+	}
+	return ""
 }
 
 // writer keeps the first error.

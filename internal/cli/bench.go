@@ -310,9 +310,9 @@ func labPlans(lab *bench.Lab, site *bench.Site, pairs [][2]bench.LabEnd, ipv6 bo
 		if err != nil {
 			return nil, err
 		}
-		title := fmt.Sprintf("lab %s: pods on one node", lab.Name)
+		title := fmt.Sprintf("lab %s: pods on one node", lab.Names.Name)
 		if pair[0].Node != pair[1].Node {
-			title = fmt.Sprintf("lab %s: pods across nodes, %s", lab.Name, lab.Routing)
+			title = fmt.Sprintf("lab %s: pods across nodes, %s", lab.Names.Name, lab.Routing)
 		}
 		plans = append(plans, bench.Plan{Title: title, Targets: targets, Loads: netLoads()})
 	}
