@@ -4,7 +4,9 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -123,5 +125,21 @@ func TestNewSiteRemovesWhatIsAbandoned(t *testing.T) {
 	}
 	if _, err := os.Stat(NetnsPath(name)); !os.IsNotExist(err) {
 		t.Errorf("%s is still there: %v", name, err)
+	}
+}
+
+// `ip netns add` may come at any time: what it does to the folder of namespaces
+// must not keep ours from being removed.
+func TestSiteBesideIPNetNS(t *testing.T) {
+	s := site(t)
+	if _, err := s.Build(Host, 0, false); err != nil {
+		t.Fatal(err)
+	}
+	other := namePrefix + "other"
+	if out, err := exec.Command("ip", "netns", "add", other).CombinedOutput(); err != nil {
+		t.Fatalf("ip netns add: %v: %s", err, out)
+	}
+	if err := errors.Join(s.Close(), netdev.DeleteNetNS(other)); err != nil {
+		t.Error(err)
 	}
 }

@@ -13,12 +13,13 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/weft-mesh/weft/internal/netdev"
 )
 
 // Task is what a process of a measurement is told: its whole command line, as JSON.
@@ -134,33 +135,18 @@ func start(ctx context.Context, self []string, role, netns string, task Task) (*
 		return nil, err
 	}
 	c.out = bufio.NewReader(out)
-	if err := inNetns(netns, c.cmd.Start); err != nil {
+	if err := inNetNS(netns, c.cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s in %s: %w", role, netns, err)
 	}
 	return c, nil
 }
 
-// inNetns calls f on a thread that is in the namespace; "" is the one of this
-// process. Threads and processes that f starts are born there.
-func inNetns(name string, f func() error) error {
+// inNetNS calls f in the named namespace; "" is the one of this process.
+func inNetNS(name string, f func() error) error {
 	if name == "" {
 		return f()
 	}
-	fd, err := unix.Open(NetnsPath(name), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open %s: %w", NetnsPath(name), err)
-	}
-	defer unix.Close(fd)
-	result := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread ends with its goroutine
-		if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
-			result <- fmt.Errorf("enter %s: %w", name, err)
-			return
-		}
-		result <- f()
-	}()
-	return <-result
+	return netdev.InNetNS(NetnsPath(name), f)
 }
 
 // finish ends the child's input, waits for its end and reads its report. The

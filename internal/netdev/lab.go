@@ -26,8 +26,8 @@ func NetNSPath(name string) string { return filepath.Join(netnsDir, name) }
 // its loopback device up. It fails where the name is taken.
 func CreateNetNS(name string) (err error) {
 	path := NetNSPath(name)
-	if err := os.MkdirAll(netnsDir, 0o755); err != nil {
-		return fmt.Errorf("make the folder of network namespaces: %w", err)
+	if err := shareNetNSDir(); err != nil {
+		return err
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE|os.O_EXCL, 0o444)
 	if err != nil {
@@ -87,7 +87,7 @@ func DeleteNetNS(name string) error {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("remove the name of network namespace %s: %w", name, err)
 	}
-	os.Remove(netnsDir) // only succeeds where it is empty and no mount point
+	removeNetNSDir()
 	return nil
 }
 
@@ -223,4 +223,26 @@ func configure(h *netlink.Handle, l LabLink) error {
 		}
 	}
 	return nil
+}
+
+// InNetNS runs f on a thread of its own that is in the network namespace of the
+// file path. Sockets that f itself makes, not its goroutines, belong there for
+// good.
+func InNetNS(path string, f func() error) error {
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for ever: the thread ends with the goroutine
+		ns, err := netns.GetFromPath(path)
+		if err != nil {
+			done <- fmt.Errorf("open network namespace: %w", err)
+			return
+		}
+		defer ns.Close()
+		if err := netns.Set(ns); err != nil {
+			done <- fmt.Errorf("enter network namespace %s: %w", path, err)
+			return
+		}
+		done <- f()
+	}()
+	return <-done
 }
