@@ -121,14 +121,11 @@ static __always_inline int route(struct __sk_buff *skb, struct packet *p, struct
 
 static __always_inline bool from_own_mac(struct __sk_buff *skb, const struct endpoint *ep)
 {
-	__u8 mac[ETH_ALEN];
+	struct ethhdr *eth = packet_data(skb);
 
-	if (bpf_skb_load_bytes(skb, ETH_ALEN, mac, sizeof(mac)))
+	if ((void *)(eth + 1) > packet_end(skb))
 		return false;
-	for (int i = 0; i < ETH_ALEN; i++)
-		if (mac[i] != ep->mac[i])
-			return false;
-	return true;
+	return !__builtin_memcmp(eth->h_source, ep->mac, ETH_ALEN);
 }
 
 static __always_inline bool is_solicitation(const struct packet *p)

@@ -54,7 +54,7 @@ volatile const __u32 report_interval = 10;
 
 static __always_inline __u32 now_seconds(void)
 {
-	return bpf_ktime_get_ns() / NSEC_PER_SEC;
+	return bpf_ktime_get_coarse_ns() / NSEC_PER_SEC;
 }
 
 static __always_inline __u32 ct_lifetime(__u8 protocol, __u32 flags)

@@ -89,54 +89,111 @@ static __always_inline bool icmp6_is_error(__u8 type)
 	return type < 128;
 }
 
-/* Reads ports, flags and ICMP fields at off, which may be anywhere in the skb. */
+/* The first bytes of an L4 header. */
+struct l4_head {
+	__be16 sport, dport;
+	__be16 id; /* ICMP echo identifier */
+	__be16 sequence;
+};
+
+struct tcp_head {
+	struct l4_head head;
+	__be32 ack;
+	__u8 len, flags;
+};
+
+#define TCP_HEAD_LEN 14
+
+/* An L4 header may start this far into the frame to be read in place. */
+#define MAX_DIRECT 0xff
+
+/* Returns len bytes at off in place, or NULL where they are not linear. */
+static __always_inline void *direct(const struct __sk_buff *skb, __u32 off, __u32 len)
+{
+	void *at;
+
+	if (off > MAX_DIRECT)
+		return NULL;
+	barrier_var(off); /* the verifier must see the bound on this register */
+	off &= MAX_DIRECT;
+	at = packet_data(skb) + off;
+	return at + len <= packet_end(skb) ? at : NULL;
+}
+
+static __always_inline int load_tcp(struct __sk_buff *skb, __u32 off, struct packet *p)
+{
+	struct tcp_head *h = direct(skb, off, TCP_HEAD_LEN), copy;
+
+	if (h) {
+		p->sport = h->head.sport;
+		p->dport = h->head.dport;
+		p->header_len += (h->len >> 4) * 4;
+		p->tcp_flags = h->flags;
+		return 0;
+	}
+	if (bpf_skb_load_bytes(skb, off, &copy, TCP_HEAD_LEN))
+		return DROP_MALFORMED;
+	p->sport = copy.head.sport;
+	p->dport = copy.head.dport;
+	p->header_len += (copy.len >> 4) * 4;
+	p->tcp_flags = copy.flags;
+	return 0;
+}
+
+static __always_inline int load_head(struct __sk_buff *skb, __u32 off, struct l4_head *head)
+{
+	struct l4_head *h = direct(skb, off, sizeof(*h));
+
+	if (h) {
+		*head = *h;
+		return 0;
+	}
+	return bpf_skb_load_bytes(skb, off, head, sizeof(*head)) ? DROP_MALFORMED : 0;
+}
+
+static __always_inline void parse_icmp(struct packet *p, const struct l4_head *h)
+{
+	bool v4 = p->protocol == IPPROTO_ICMP;
+
+	p->icmp_type = h->sport & 0xff;
+	p->icmp_code = bpf_ntohs(h->sport) & 0xff;
+	if (v4 ? icmp4_is_error(p->icmp_type) : icmp6_is_error(p->icmp_type)) {
+		p->icmp_error = true;
+		return;
+	}
+	if (v4 ? p->icmp_type == 8 || p->icmp_type == 0
+	       : p->icmp_type == 128 || p->icmp_type == 129) {
+		/* the echo identifier plays the part of both ports */
+		p->sport = h->id;
+		p->dport = h->id;
+	}
+}
+
+/* Reads ports, flags and ICMP fields at off, in place where they are linear. */
 static __always_inline int parse_l4_at(struct __sk_buff *skb, __u32 off, struct packet *p)
 {
-	struct {
-		__be16 sport, dport;
-		__u8 rest[4];
-	} head = {};
-	__u8 tcp[2];
+	struct l4_head head;
 
+	p->header_len = off - ETH_HLEN;
 	switch (p->protocol) {
 	case IPPROTO_TCP:
-		if (bpf_skb_load_bytes(skb, off, &head, 4) ||
-		    bpf_skb_load_bytes(skb, off + 12, tcp, 2))
-			return DROP_MALFORMED;
-		p->sport = head.sport;
-		p->dport = head.dport;
-		p->tcp_flags = tcp[1];
-		p->header_len = off - ETH_HLEN + (tcp[0] >> 4) * 4;
-		return 0;
+		return load_tcp(skb, off, p);
 	case IPPROTO_UDP:
 	case IPPROTO_SCTP:
-		if (bpf_skb_load_bytes(skb, off, &head, 8))
+		if (load_head(skb, off, &head))
 			return DROP_MALFORMED;
 		p->sport = head.sport;
 		p->dport = head.dport;
-		p->header_len = off - ETH_HLEN + 8;
+		p->header_len += sizeof(head);
 		return 0;
 	case IPPROTO_ICMP:
 	case IPPROTO_ICMPV6:
-		if (bpf_skb_load_bytes(skb, off, &head, 8))
+		if (load_head(skb, off, &head))
 			return DROP_MALFORMED;
-		p->icmp_type = head.sport & 0xff;
-		p->icmp_code = bpf_ntohs(head.sport) & 0xff;
-		p->header_len = off - ETH_HLEN + 8;
-		if (p->protocol == IPPROTO_ICMP ? icmp4_is_error(p->icmp_type)
-						: icmp6_is_error(p->icmp_type)) {
-			p->icmp_error = true;
-			return 0;
-		}
-		if (p->protocol == IPPROTO_ICMP ? p->icmp_type == 8 || p->icmp_type == 0
-						: p->icmp_type == 128 || p->icmp_type == 129) {
-			/* the echo identifier plays the part of both ports */
-			__builtin_memcpy(&p->sport, head.rest, 2);
-			p->dport = p->sport;
-		}
+		parse_icmp(p, &head);
+		p->header_len += sizeof(head);
 		return 0;
 	}
-	p->header_len = off - ETH_HLEN;
 	return 0;
 }
 

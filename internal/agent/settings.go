@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/weft-mesh/weft/internal/addr"
+	"github.com/weft-mesh/weft/internal/datapath/setting"
+	"github.com/weft-mesh/weft/internal/netdev"
+	"github.com/weft-mesh/weft/internal/state"
+)
+
+// settings computes what the programs are told, all but the tunnel's device.
+func settings(c *Config, uplink *netdev.Uplink, n *state.Node) (setting.Node, error) {
+	first, last, err := c.Datapath.ports()
+	if err != nil {
+		return setting.Node{}, err
+	}
+	v4, v6 := addr.Pick(n.IPs)
+	s := setting.Node{
+		UplinkIfindex:  uplink.Index,
+		UplinkMTU:      uplink.MTU,
+		IPv4:           v4,
+		IPv6:           v6,
+		Masquerade:     *c.Datapath.Masquerade,
+		FirstPort:      first,
+		LastPort:       last,
+		Lifetimes:      c.Conntrack.lifetimes(),
+		ReportInterval: time.Duration(*c.Flow.ReportInterval),
+	}
+	s.TunnelMTU = uplink.MTU - tunnelOverhead(v4.IsValid())
+	if c.Datapath.MTU != 0 {
+		if c.Datapath.MTU > uplink.MTU {
+			return setting.Node{}, fmt.Errorf("datapath.mtu: %d: want at most %d, the MTU of %s", c.Datapath.MTU, uplink.MTU, uplink.Name)
+		}
+		s.UplinkMTU = c.Datapath.MTU
+		s.TunnelMTU = min(s.TunnelMTU, c.Datapath.MTU)
+	}
+	for _, p := range n.PodCIDRs {
+		if g := gateway(p); g.Is4() {
+			s.Gateway4 = g
+		} else {
+			s.Gateway6 = g
+		}
+	}
+	return s, nil
+}
+
+// gateway is what the pods of a CIDR route to: its first address.
+func gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() }
+
+func gateways(s *setting.Node) []netip.Addr {
+	var out []netip.Addr
+	for _, g := range []netip.Addr{s.Gateway4, s.Gateway6} {
+		if g.IsValid() {
+			out = append(out, g)
+		}
+	}
+	return out
+}
+
+func (c *ConntrackConfig) lifetimes() setting.Lifetimes {
+	return setting.Lifetimes{
+		TCPSyn:         time.Duration(c.TCPSyn),
+		TCPEstablished: time.Duration(c.TCPEstablished),
+		TCPClosing:     time.Duration(c.TCPClosing),
+		UDP:            time.Duration(c.UDP),
+		UDPReplied:     time.Duration(c.UDPReplied),
+		Other:          time.Duration(c.Other),
+	}
+}
+
+// podMTU is the MTU of pod interfaces.
+func podMTU(c *Config, s setting.Node) int {
+	if c.Datapath.Tunnel == "vxlan" {
+		return s.TunnelMTU
+	}
+	return s.UplinkMTU
+}
