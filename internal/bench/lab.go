@@ -5,6 +5,7 @@ package bench
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -125,12 +126,23 @@ func (l *Lab) Pair(sameNode bool) (client, server LabEnd, err error) {
 	return client, server, fmt.Errorf("lab %s has no two pods %s", l.Names.Name, where)
 }
 
+// agents returns the cgroups of the agents of nodes, as far as there are any.
+func (l *Lab) agents(nodes ...byte) (dirs []string) {
+	for _, n := range nodes {
+		dir := l.Names.AgentCgroup(strings.TrimPrefix(l.Nodes[n].Netns, l.Names.NetNSPrefix()))
+		if _, err := os.Stat(dir); err == nil && !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
+	}
+	return dirs
+}
+
 // Targets returns the pair of pods and what to compare it with: the same over
 // plain veth and kernel forwarding (and through the kernel's own VXLAN where
 // the lab uses VXLAN), and host to host. Across nodes the hosts are the nodes'
 // own namespaces; on one node they are two namespaces joined by a veth pair.
 func (l *Lab) Targets(s *Site, client, server LabEnd, ipv6 bool) ([]Target, error) {
-	pods := Target{Name: "pods", Client: client.Netns, Server: server.Netns, Addr: server.addr(ipv6)}
+	pods := Target{Name: "pods", Client: client.Netns, Server: server.Netns, Addr: server.addr(ipv6), Cgroups: l.agents(client.Node, server.Node)}
 	kinds := []Baseline{Plain, Host}
 	if client.Node == server.Node {
 		pods.About = "two pods on one node, wired by weft"

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -223,23 +224,58 @@ func (f *benchFlags) measurePairs(cmd *cobra.Command, s IO, title string, pairs 
 	})
 }
 
-// netLoads are what `weft bench net` puts on each pair.
-func netLoads() []bench.Load {
-	return []bench.Load{
-		{Mode: bench.RR, Bytes: 200, Connections: 1},
-		{Mode: bench.RR, Bytes: 200, Connections: 16},
-		{Mode: bench.CRR, Bytes: 200, Connections: 1},
-		{Mode: bench.Stream, Connections: 1},
+// netLoads are what `weft bench net` can put on each pair.
+var netLoads = []struct {
+	name string
+	load bench.Load
+}{
+	{"rr", bench.Load{Mode: bench.RR, Bytes: 200, Connections: 1}},
+	{"rr16", bench.Load{Mode: bench.RR, Bytes: 200, Connections: 16}},
+	{"crr", bench.Load{Mode: bench.CRR, Bytes: 200, Connections: 1}},
+	{"stream", bench.Load{Mode: bench.Stream, Connections: 1}},
+}
+
+func netLoadNames() (names []string) {
+	for _, l := range netLoads {
+		names = append(names, l.name)
 	}
+	return names
+}
+
+// pickLoads returns the loads of these names, in the order of netLoads.
+func pickLoads(names []string) ([]bench.Load, error) {
+	var out []bench.Load
+	for _, name := range names {
+		if !slices.Contains(netLoadNames(), name) {
+			return nil, fmt.Errorf("load %q: it is one of %s", name, strings.Join(netLoadNames(), ", "))
+		}
+	}
+	for _, l := range netLoads {
+		if slices.Contains(names, l.name) {
+			out = append(out, l.load)
+		}
+	}
+	return out, nil
+}
+
+// netFlags say what to measure of a lab.
+type netFlags struct {
+	lab, client, server string
+	where, loads        []string
+}
+
+func (f *netFlags) register(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.lab, "lab", "lab", "name of the lab")
+	cmd.Flags().StringVar(&f.client, "from", "", "client NS/POD; default is any that fits")
+	cmd.Flags().StringVar(&f.server, "to", "", "server NS/POD")
+	cmd.Flags().StringSliceVar(&f.where, "where", []string{"same-node", "across"}, "which pairs to look for")
+	cmd.Flags().StringSliceVar(&f.loads, "loads", netLoadNames(), "what to put on each pair")
+	cmd.MarkFlagsRequiredTogether("from", "to")
 }
 
 func newBenchNetCommand(s IO) *cobra.Command {
-	var (
-		common         benchFlags
-		labName        string
-		client, server string
-		where          string
-	)
+	var common benchFlags
+	var which netFlags
 	cmd := &cobra.Command{
 		Use:   "net",
 		Short: "The pods of a lab beside plain veth with kernel forwarding, and host to host",
@@ -257,16 +293,8 @@ for each request, and one stream.`,
 			if err := common.validate(); err != nil {
 				return err
 			}
-			lab, err := bench.ReadLab(labName)
-			if err != nil {
-				return err
-			}
-			pairs, err := labPairs(lab, client, server, where)
-			if err != nil {
-				return err
-			}
 			return withSite(func(site *bench.Site) error {
-				plans, err := labPlans(lab, site, pairs, common.ipv6)
+				plans, err := which.plans(site, common.ipv6)
 				if err != nil {
 					return err
 				}
@@ -275,22 +303,46 @@ for each request, and one stream.`,
 		},
 	}
 	common.register(cmd)
-	cmd.Flags().StringVar(&labName, "lab", "lab", "name of the lab")
-	cmd.Flags().StringVar(&client, "from", "", "client NS/POD; default is any that fits")
-	cmd.Flags().StringVar(&server, "to", "", "server NS/POD")
-	cmd.Flags().StringVar(&where, "where", "same-node,across", "which pairs to look for: same-node, across")
-	cmd.MarkFlagsRequiredTogether("from", "to")
+	which.register(cmd)
 	return cmd
 }
 
-func labPairs(lab *bench.Lab, client, server, where string) ([][2]bench.LabEnd, error) {
+func (f *netFlags) plans(site *bench.Site, ipv6 bool) ([]bench.Plan, error) {
+	loads, err := pickLoads(f.loads)
+	if err != nil {
+		return nil, err
+	}
+	lab, err := bench.ReadLab(f.lab)
+	if err != nil {
+		return nil, err
+	}
+	pairs, err := labPairs(lab, f.client, f.server, f.where)
+	if err != nil {
+		return nil, err
+	}
+	var plans []bench.Plan
+	for _, pair := range pairs {
+		targets, err := lab.Targets(site, pair[0], pair[1], ipv6)
+		if err != nil {
+			return nil, err
+		}
+		title := fmt.Sprintf("lab %s: pods on one node", f.lab)
+		if pair[0].Node != pair[1].Node {
+			title = fmt.Sprintf("lab %s: pods across nodes, %s", f.lab, lab.Routing)
+		}
+		plans = append(plans, bench.Plan{Title: title, Targets: targets, Loads: slices.Clone(loads)})
+	}
+	return plans, nil
+}
+
+func labPairs(lab *bench.Lab, client, server string, where []string) ([][2]bench.LabEnd, error) {
 	if client != "" {
 		a, errA := lab.Pod(client)
 		b, errB := lab.Pod(server)
 		return [][2]bench.LabEnd{{a, b}}, errors.Join(errA, errB)
 	}
 	var pairs [][2]bench.LabEnd
-	for place := range strings.SplitSeq(where, ",") {
+	for _, place := range where {
 		if place != "same-node" && place != "across" {
 			return nil, fmt.Errorf("place %q: same-node or across", place)
 		}
@@ -301,22 +353,6 @@ func labPairs(lab *bench.Lab, client, server, where string) ([][2]bench.LabEnd, 
 		pairs = append(pairs, [2]bench.LabEnd{a, b})
 	}
 	return pairs, nil
-}
-
-func labPlans(lab *bench.Lab, site *bench.Site, pairs [][2]bench.LabEnd, ipv6 bool) ([]bench.Plan, error) {
-	var plans []bench.Plan
-	for _, pair := range pairs {
-		targets, err := lab.Targets(site, pair[0], pair[1], ipv6)
-		if err != nil {
-			return nil, err
-		}
-		title := fmt.Sprintf("lab %s: pods on one node", lab.Names.Name)
-		if pair[0].Node != pair[1].Node {
-			title = fmt.Sprintf("lab %s: pods across nodes, %s", lab.Names.Name, lab.Routing)
-		}
-		plans = append(plans, bench.Plan{Title: title, Targets: targets, Loads: netLoads()})
-	}
-	return plans, nil
 }
 
 // newBenchProcessCommand is a half of a measurement; weft starts it itself.
