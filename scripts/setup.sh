@@ -33,11 +33,13 @@ packages() {
 		;;
 	demo)
 		packages test
+		echo "curl curl"
+		echo "jq jq"
 		;;
 	all)
 		packages generate
 		packages lint
-		packages test
+		packages demo
 		;;
 	*)
 		echo "setup: no level $1: it is one of generate, lint, test, demo, all" >&2

@@ -1,0 +1,128 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Shows weft on this machine: two nodes, native and then through VXLAN; who
+# reaches whom, how fast beside plain veth and kernel forwarding, the flows, and
+# the drops of a pod that sends from an address that is not its own. Exits 0
+# when all of it is as it should be, and takes everything down again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+weft=$PWD/bin/weft
+lab=demo$$
+port=8080 # of the web servers of examples/basic
+failures=0
+
+down() { "$weft" lab down --name "$lab" >/dev/null 2>&1 || true; }
+trap down EXIT
+trap 'exit 130' INT TERM
+
+section() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
+fail() {
+	printf 'demo: WRONG: %s\n' "$*" >&2
+	failures=$((failures + 1))
+}
+lab() { "$weft" lab "$1" --name "$lab" "${@:2}"; }
+status() { lab status -o json; }
+node() { lab node exec "$1" -- "${@:2}"; }
+nodes() { status | jq -r '.nodes[].name'; }
+
+# pods LABEL prints NAMESPACE/NAME NODE IP... of each ready pod with app=LABEL.
+pods() {
+	status | jq -r --arg app "$1" '.pods[] | select(.labels.app == $app and .ready) |
+		"\(.namespace)/\(.name) \(.node) \(.ips | join(" "))"'
+}
+
+# url IP prints the URL of the web server there.
+url() { [[ $1 == *:* ]] && echo "http://[$1]:$port/" || echo "http://$1:$port/"; }
+
+reach() {
+	local client client_node _ server server_node ips ip where code
+	printf '%-10s %-24s %-24s %-26s %s\n' where from to address answer
+	while read -r client client_node _; do
+		while read -r server server_node ips; do
+			where=across
+			[[ $client_node == "$server_node" ]] && where=same-node
+			for ip in $ips; do
+				code=$(lab exec "$client" -- curl -gsS -m 5 -o /dev/null -w '%{http_code}' \
+					"$(url "$ip")" </dev/null 2>&1) || true
+				printf '%-10s %-24s %-24s %-26s %s\n' "$where" "$client" "$server" "$ip" "$code"
+				[[ $code == 200 ]] || fail "$client does not reach $server at $ip: $code"
+				seen["$where"]=1
+			done
+		done < <(pods web)
+	done < <(pods client)
+	for where in same-node across; do
+		[[ -n ${seen[$where]:-} ]] || fail "no pair of a client and a web server $where"
+	done
+}
+
+# drops NODE prints its drop counters, REASON PACKETS a line.
+drops() { node "$1" weft status -o json | jq -r '.drops[] | "\(.name) \(.packets)"'; }
+
+# show_drops ALLOWED prints the counters of all nodes; only reasons that match may be there.
+show_drops() {
+	local n reason packets any
+	for n in $(nodes); do
+		any=
+		while read -r reason packets; do
+			printf '%-10s %-24s %s\n' "$n" "$reason" "$packets"
+			any=1
+			[[ $reason =~ ^($1)$ ]] || fail "$n has dropped $packets packets: $reason"
+		done < <(drops "$n")
+		[[ -n $any ]] || printf '%-10s %-24s 0\n' "$n" "every reason"
+	done
+}
+
+spoofed() {
+	local n
+	for n in $(nodes); do drops "$n"; done | grep -q '^spoofed-address '
+}
+
+spoof() {
+	local deadline=$((SECONDS + 15))
+	lab apply -f examples/spoof
+	until spoofed; do
+		((SECONDS < deadline)) || {
+			fail "no packet of the spoofing pod was counted"
+			return
+		}
+	done
+}
+
+flows() {
+	local n
+	for n in $(nodes); do
+		node "$n" weft observe --since 1m "$@" | head -n 8 || true
+	done
+}
+
+run() {
+	local -A seen=()
+	section "$1: two nodes from examples/basic"
+	lab up -f examples/basic --nodes 2 --tunnel "$2"
+	lab status
+	section "$1: who reaches whom, over HTTP"
+	reach
+	section "$1: drops so far"
+	show_drops none
+	section "$1: 200-byte round trips beside plain veth and kernel forwarding"
+	"$weft" bench net --lab "$lab" --loads rr --duration 200ms --warmup 50ms --calibration 200ms 2>/dev/null ||
+		fail "the measurement ended early"
+	section "$1: some flows"
+	flows
+	section "$1: a pod that sends from an address that is not its own"
+	spoof
+	flows --verdict dropped
+	show_drops spoofed-address
+	section "$1: taking it down"
+	lab down
+}
+
+run native none
+run vxlan vxlan
+
+left=$(scripts/leftovers.sh | grep -F "$lab" || true)
+[[ -z $left ]] || fail "left behind: $left"
+printf '\n== demo: %d s, %d wrong\n' "$SECONDS" "$failures"
+((failures == 0))
