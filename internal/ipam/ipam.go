@@ -309,17 +309,9 @@ func (p *Pool) pruneOutside() {
 	p.outside = slices.DeleteFunc(p.outside, func(r released) bool { return now-r.at >= p.quarantine })
 }
 
-// Gateways returns the first address of each pod CIDR, which is never given
-// out: what pods use as their gateway.
-func (p *Pool) Gateways() []netip.Addr {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	out := make([]netip.Addr, 0, len(p.ranges))
-	for _, s := range p.ranges {
-		out = append(out, s.cidr.Addr().Next())
-	}
-	return out
-}
+// Gateway returns the first address of a pod CIDR, which is never given out:
+// what pods use as their gateway.
+func Gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() }
 
 // Allocate gives k an address of each pod CIDR and stores data with it; where
 // k has addresses, it returns what it has, with created false. The address
