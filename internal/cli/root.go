@@ -10,6 +10,8 @@ import (
 	"io"
 
 	"github.com/spf13/cobra"
+
+	"github.com/weft-mesh/weft/internal/datapath/probe"
 )
 
 // IO are the streams of one invocation.
@@ -29,7 +31,13 @@ func New(s IO) *cobra.Command {
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
+	root.AddCommand(newStatusCommand(s))
+	root.AddCommand(newTableCommand(s))
+	root.AddCommand(newObserveCommand(s))
+	root.AddCommand(newCheckCommand(s, probe.Run))
+	root.AddCommand(newVersionCommand(s))
 	root.AddCommand(newBenchCommand(s))
+	root.AddCommand(newLabCommand(s))
 	return root
 }
 
