@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// GetConfig says how to ask a URL.
+type GetConfig struct {
+	URL         string
+	Count       int           // requests in all; 0 until ctx ends
+	Interval    time.Duration // between the requests of one worker
+	Timeout     time.Duration // of one request
+	Concurrency int           // workers; at least 1
+	KeepAlive   bool          // use a connection for many requests
+}
+
+// Validate checks what users choose.
+func (c GetConfig) Validate() error {
+	switch {
+	case c.Count < 0:
+		return fmt.Errorf("count %d: want 0 or more", c.Count)
+	case c.Interval < 0:
+		return fmt.Errorf("interval %s: want 0s or more", c.Interval)
+	case c.Timeout <= 0:
+		return fmt.Errorf("timeout %s: want more than 0s", c.Timeout)
+	case c.Concurrency < 1:
+		return fmt.Errorf("concurrency %d: want 1 or more", c.Concurrency)
+	}
+	return nil
+}
+
+// Summary is how a series of requests went.
+type Summary struct {
+	Requests int
+	Failed   int
+	First    error // the first failure
+	Latency  *hdrhistogram.Histogram
+	Elapsed  time.Duration
+}
+
+// String is one line with times in milliseconds.
+func (s *Summary) String() string {
+	ms := func(q float64) float64 { return float64(s.Latency.ValueAtQuantile(q)) / 1000 }
+	return fmt.Sprintf("%d requests, %d failed, %.1f/s, latency ms: min %.3f p50 %.3f p90 %.3f p99 %.3f max %.3f",
+		s.Requests, s.Failed, float64(s.Requests)/s.Elapsed.Seconds(), float64(s.Latency.Min())/1000, ms(50), ms(90), ms(99), float64(s.Latency.Max())/1000)
+}
+
+// getter is one run of Get.
+type getter struct {
+	cfg    GetConfig
+	client *http.Client
+	left   atomic.Int64
+
+	mu  sync.Mutex
+	sum Summary // protected by mu
+}
+
+// Get asks, and returns how it went; each is called for every request that got
+// an answer, one at a time. A request that ctx interrupts does not count.
+func Get(ctx context.Context, cfg GetConfig, each func(status string, body []byte)) *Summary {
+	g := &getter{cfg: cfg}
+	transport := &http.Transport{DisableKeepAlives: !cfg.KeepAlive, MaxIdleConnsPerHost: cfg.Concurrency}
+	defer transport.CloseIdleConnections()
+	g.client = &http.Client{Transport: transport, Timeout: cfg.Timeout}
+	g.left.Store(int64(cfg.Count))
+	g.sum.Latency = hdrhistogram.New(1, time.Hour.Microseconds(), 3)
+	began := time.Now()
+	var wg sync.WaitGroup
+	for range cfg.Concurrency {
+		wg.Go(func() { g.work(ctx, each) })
+	}
+	wg.Wait()
+	g.sum.Elapsed = time.Since(began)
+	return &g.sum
+}
+
+func (g *getter) work(ctx context.Context, each func(string, []byte)) {
+	for g.cfg.Count == 0 || g.left.Add(-1) >= 0 {
+		began := time.Now()
+		status, body, err := g.once(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		g.record(status, body, err, time.Since(began), each)
+		if g.cfg.Interval == 0 {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(g.cfg.Interval):
+		}
+	}
+}
+
+func (g *getter) once(ctx context.Context) (status string, body []byte, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, g.cfg.URL, nil)
+	if err != nil {
+		return "", nil, err
+	}
+	resp, err := g.client.Do(req)
+	if err != nil {
+		return "", nil, err
+	}
+	defer resp.Body.Close()
+	// The beginning is for people; the rest only has to arrive.
+	body, err = io.ReadAll(io.LimitReader(resp.Body, 4096))
+	if err == nil {
+		_, err = io.Copy(io.Discard, resp.Body)
+	}
+	if err == nil && resp.StatusCode >= 400 {
+		err = errors.New(resp.Status)
+	}
+	return resp.Status, body, err
+}
+
+func (g *getter) record(status string, body []byte, err error, took time.Duration, each func(string, []byte)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.sum.Requests++
+	if err != nil {
+		g.sum.Failed++
+		if g.sum.First == nil {
+			g.sum.First = err
+		}
+	} else {
+		g.sum.Latency.RecordValue(max(took.Microseconds(), 1)) // an hour is not reached: Timeout
+	}
+	if status != "" {
+		each(status, body)
+	}
+}
