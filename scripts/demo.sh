@@ -13,7 +13,7 @@ lab=demo$$
 port=8080 # of the web servers of examples/basic
 failures=0
 
-down() { "$weft" lab down --name "$lab" >/dev/null 2>&1 || true; }
+down() { "$weft" lab --name "$lab" down >/dev/null 2>&1 || true; }
 trap down EXIT
 trap 'exit 130' INT TERM
 
@@ -22,7 +22,7 @@ fail() {
 	printf 'demo: WRONG: %s\n' "$*" >&2
 	failures=$((failures + 1))
 }
-lab() { "$weft" lab "$1" --name "$lab" "${@:2}"; }
+lab() { "$weft" lab --name "$lab" "$@"; }
 status() { lab status -o json; }
 node() { lab node exec "$1" -- "${@:2}"; }
 nodes() { status | jq -r '.nodes[].name'; }

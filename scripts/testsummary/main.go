@@ -34,8 +34,12 @@ type summary struct {
 	packages                map[string]string // to its last action
 }
 
+func newSummary(out io.Writer) *summary {
+	return &summary{out: out, output: map[string][]string{}, packages: map[string]string{}}
+}
+
 func main() {
-	s := &summary{out: os.Stdout, output: map[string][]string{}, packages: map[string]string{}}
+	s := newSummary(os.Stdout)
 	if err := s.read(os.Stdin); err != nil {
 		fmt.Fprintln(os.Stderr, "testsummary:", err)
 		os.Exit(1)
