@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/weft-mesh/weft/internal/bench"
+	"github.com/weft-mesh/weft/internal/lab/layout"
 )
 
 func newBenchCommand(s IO) *cobra.Command {
@@ -260,12 +261,13 @@ func pickLoads(names []string) ([]bench.Load, error) {
 
 // netFlags say what to measure of a lab.
 type netFlags struct {
-	lab, client, server string
-	where, loads        []string
+	lab            labFlag
+	client, server string
+	where, loads   []string
 }
 
 func (f *netFlags) register(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.lab, "lab", "lab", "name of the lab")
+	cmd.Flags().StringVar(&f.lab.name, "lab", "", "name of the lab (default $"+layout.EnvLab+", else "+defaultLab+")")
 	cmd.Flags().StringVar(&f.client, "from", "", "client NS/POD; default is any that fits")
 	cmd.Flags().StringVar(&f.server, "to", "", "server NS/POD")
 	cmd.Flags().StringSliceVar(&f.where, "where", []string{"same-node", "across"}, "which pairs to look for")
@@ -312,7 +314,7 @@ func (f *netFlags) plans(site *bench.Site, ipv6 bool) ([]bench.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	lab, err := bench.ReadLab(f.lab)
+	lab, err := bench.ReadLab(f.lab.lab())
 	if err != nil {
 		return nil, err
 	}
@@ -326,9 +328,9 @@ func (f *netFlags) plans(site *bench.Site, ipv6 bool) ([]bench.Plan, error) {
 		if err != nil {
 			return nil, err
 		}
-		title := fmt.Sprintf("lab %s: pods on one node", f.lab)
+		title := fmt.Sprintf("lab %s: pods on one node", lab.Names.Name)
 		if pair[0].Node != pair[1].Node {
-			title = fmt.Sprintf("lab %s: pods across nodes, %s", f.lab, lab.Routing)
+			title = fmt.Sprintf("lab %s: pods across nodes, %s", lab.Names.Name, lab.Routing)
 		}
 		plans = append(plans, bench.Plan{Title: title, Targets: targets, Loads: slices.Clone(loads)})
 	}
