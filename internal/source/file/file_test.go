@@ -385,3 +385,54 @@ func TestConfig(t *testing.T) {
 		t.Error("an empty folder is accepted")
 	}
 }
+
+// TestTooManyFiles: a file beyond the limit waits, even where its name comes
+// first; those in force stay.
+func TestTooManyFiles(t *testing.T) {
+	f := newFixture(t)
+	f.write("m.yaml", pod("m", "1"))
+	f.mustLoad()
+	for i := range MaxFiles - 1 {
+		if err := os.WriteFile(filepath.Join(f.dir, fmt.Sprintf("a%05d.yaml", i)), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f.mustLoad()
+	f.check("at the limit", "default/m=1")
+	f.write("0.yaml", pod("late", "1"))
+	f.mustLoad()
+	f.check("beyond", "default/m=1", fmt.Sprintf(
+		"%s, document 0: folder has 10001 manifests: want at most 10000; 0.yaml and those after it are not read", f.dir))
+}
+
+// BenchmarkLoad is one load of 2,000 pods in as many files, of which one has
+// changed.
+func BenchmarkLoad(b *testing.B) {
+	dir := b.TempDir()
+	tables, err := state.New()
+	if err != nil {
+		b.Fatal(err)
+	}
+	s, err := New(Config{Folder: dir}, tables, slog.New(slog.DiscardHandler))
+	if err != nil {
+		b.Fatal(err)
+	}
+	write := func(i int, v string) {
+		name := fmt.Sprintf("p%d", i)
+		if err := os.WriteFile(filepath.Join(dir, name+".yaml"), []byte(pod(name, v)), 0o644); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for i := range 2000 {
+		write(i, "0")
+	}
+	if err := s.load(); err != nil {
+		b.Fatal(err)
+	}
+	for n := 0; b.Loop(); n++ {
+		write(n%2000, fmt.Sprint(n))
+		if err := s.load(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
