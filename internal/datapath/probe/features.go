@@ -35,7 +35,7 @@ var catalogue = []feature{
 	{
 		group: groupBase, name: "bpf file system mounted", since: "4.4", option: "CONFIG_BPF_SYSCALL",
 		use:     "uses what is mounted",
-		instead: "the agent mounts it at the start of pinPath",
+		instead: "the agent mounts it",
 		probe:   mounted("bpf"),
 	},
 	{
@@ -74,12 +74,12 @@ var catalogue = []feature{
 		probe: tcx,
 	},
 	{
-		group: groupRouting, name: "bpf_redirect_peer", since: "5.10", option: "CONFIG_NET_CLS_BPF", required: true,
+		group: groupRouting, name: "bpf_redirect_peer", since: "5.10", required: true,
 		use: "takes packets into a pod without the host's backlog", instead: "nothing: pods cannot be reached",
 		probe: helper(ebpf.SchedCLS, asm.FnRedirectPeer),
 	},
 	{
-		group: groupRouting, name: "bpf_redirect_neigh", since: "5.10", option: "CONFIG_NET_CLS_BPF", required: true,
+		group: groupRouting, name: "bpf_redirect_neigh", since: "5.10", required: true,
 		use: "sends packets to other nodes without the host's routing", instead: "nothing: other nodes cannot be reached",
 		probe: helper(ebpf.SchedCLS, asm.FnRedirectNeigh),
 	},
@@ -174,12 +174,12 @@ var catalogue = []feature{
 	},
 	{
 		group: groupSockets, name: "MPTCP", since: "5.6", option: "CONFIG_MPTCP",
-		use: "seen as TCP; such sockets are not spliced", instead: "nothing is missed",
+		use: "seen as TCP", instead: "nothing is missed",
 		probe: socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP),
 	},
 	{
 		group: groupSockets, name: "SCTP", since: "2.6", option: "CONFIG_IP_SCTP",
-		use: "routed by address; ports are not looked at", instead: "pods cannot use it",
+		use: "not used by weft", instead: "nothing is missed",
 		probe: socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP),
 	},
 	{
@@ -194,7 +194,7 @@ var catalogue = []feature{
 	},
 	{
 		group: groupPacing, name: "DCTCP", since: "3.18", option: "CONFIG_TCP_CONG_DCTCP",
-		use: "pods may choose it", instead: "a congestion control of weft's own reacts to ECN marks",
+		use: "pods may choose it", instead: "pods use CUBIC",
 		probe: congestion("dctcp"),
 	},
 	{
