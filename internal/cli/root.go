@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/weft-mesh/weft/internal/agent"
 	"github.com/weft-mesh/weft/internal/datapath/probe"
 )
 
@@ -31,6 +32,7 @@ func New(s IO) *cobra.Command {
 	root.SetIn(s.In)
 	root.SetOut(s.Out)
 	root.SetErr(s.Err)
+	root.AddCommand(newAgentCommand(s, agent.Run))
 	root.AddCommand(newStatusCommand(s))
 	root.AddCommand(newTableCommand(s))
 	root.AddCommand(newObserveCommand(s))

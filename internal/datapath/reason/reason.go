@@ -84,3 +84,6 @@ func Counts(m *pin.Maps) ([]Count, error) {
 	}
 	return out, nil
 }
+
+// Drops returns the names of all reasons that stand for a drop.
+func Drops() []string { return append([]string(nil), names[firstDrop:]...) }
