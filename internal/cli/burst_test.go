@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,7 +29,9 @@ type burst struct {
 	waiting []event.Record
 	made    [2]uint64
 	lost    [2]uint64
-	idle    atomic.Int64 // reads since the last burst that found nothing
+	idle    int           // reads that found nothing after the last burst
+	drained chan struct{} // closed once that is so for good
+	closed  chan struct{}
 }
 
 func (b *burst) Read(r *event.Record) error {
@@ -50,9 +51,12 @@ func (b *burst) Read(r *event.Record) error {
 		}
 	}
 	if len(b.waiting) == 0 {
-		b.idle.Add(1)
-		time.Sleep(time.Millisecond) // Read blocks for a while
-		return os.ErrDeadlineExceeded
+		if b.idle++; b.idle < 3 {
+			return os.ErrDeadlineExceeded
+		}
+		close(b.drained)
+		<-b.closed
+		return os.ErrClosed
 	}
 	*r, b.waiting = b.waiting[0], b.waiting[1:]
 	return nil
@@ -68,7 +72,7 @@ func (b *burst) Close() error { return nil }
 // the lines that "weft observe -o json" prints.
 func TestObserveOfABurstAddsUp(t *testing.T) {
 	const ring, bursts = 512, 20
-	source := &burst{ring: ring, bursts: bursts}
+	source := &burst{ring: ring, bursts: bursts, drained: make(chan struct{}), closed: make(chan struct{})}
 	tables, err := state.New()
 	if err != nil {
 		t.Fatal(err)
@@ -88,16 +92,17 @@ func TestObserveOfABurstAddsUp(t *testing.T) {
 	go func() { done <- o.Run(ctx) }()
 	go func() { done <- s.Run(ctx) }()
 	<-s.Listening()
-	for start := time.Now(); source.idle.Load() < 3; time.Sleep(time.Millisecond) {
-		if time.Since(start) > 10*time.Second {
-			t.Fatal("the bursts do not end")
-		}
+	select {
+	case <-source.drained:
+	case <-time.After(10 * time.Second):
+		t.Fatal("the bursts do not end")
 	}
 	out, _, err := runWeft(t.Context(), "observe", "-o", "json", "--socket", path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	stop()
+	close(source.closed)
 	for range 2 {
 		if err := <-done; err != nil {
 			t.Error(err)
