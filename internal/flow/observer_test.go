@@ -157,7 +157,6 @@ func TestSaveThatFailsIsTriedAgain(t *testing.T) {
 // pipe is a source that gives what the test pushes.
 type pipe struct {
 	records chan event.Record
-	made    uint64
 }
 
 func (p *pipe) Read(r *event.Record) error {
