@@ -37,17 +37,19 @@ pods() {
 url() { [[ $1 == *:* ]] && echo "http://[$1]:$port/" || echo "http://$1:$port/"; }
 
 reach() {
-	local client client_node _ server server_node ips ip where code
+	local client client_node _ server server_node ips ip where answer text
 	printf '%-10s %-24s %-24s %-26s %s\n' where from to address answer
 	while read -r client client_node _; do
 		while read -r server server_node ips; do
 			where=across
 			[[ $client_node == "$server_node" ]] && where=same-node
 			for ip in $ips; do
-				code=$(lab exec "$client" -- curl -gsS -m 5 -o /dev/null -w '%{http_code}' \
-					"$(url "$ip")" </dev/null 2>&1) || true
-				printf '%-10s %-24s %-24s %-26s %s\n' "$where" "$client" "$server" "$ip" "$code"
-				[[ $code == 200 ]] || fail "$client does not reach $server at $ip: $code"
+				answer=ok
+				if ! text=$(lab exec "$client" -- weft get "$(url "$ip")" </dev/null 2>&1); then
+					answer=FAILED
+					fail "$client does not reach $server at $ip: $text"
+				fi
+				printf '%-10s %-24s %-24s %-26s %s\n' "$where" "$client" "$server" "$ip" "$answer"
 				seen["$where"]=1
 			done
 		done < <(pods web)

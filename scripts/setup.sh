@@ -33,7 +33,6 @@ packages() {
 		;;
 	demo)
 		packages test
-		echo "curl curl"
 		echo "jq jq"
 		;;
 	all)
