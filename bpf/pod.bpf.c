@@ -24,13 +24,20 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
+/* Whether the packet does not fit a way of this MTU, which p then holds. */
+static __always_inline bool is_too_big(struct __sk_buff *skb, struct packet *p, __u32 mtu)
+{
+	p->mtu = mtu;
+	return wire_len(skb, p) > mtu && p->dont_fragment;
+}
+
 /* To a pod or process of another node: by the node's own address as next hop. */
-static __always_inline int forward_native(struct __sk_buff *skb, const struct packet *p,
+static __always_inline int forward_native(struct __sk_buff *skb, struct packet *p,
 					  const struct ipcache_entry *to)
 {
 	struct bpf_redir_neigh next = {};
 
-	if (wire_len(skb, p) > uplink_mtu && p->dont_fragment)
+	if (is_too_big(skb, p, uplink_mtu))
 		return answer_error(skb, p, DROP_TOO_BIG);
 	if (p->v4) {
 		next.nh_family = AF_INET;
@@ -49,12 +56,12 @@ static __always_inline int forward_native(struct __sk_buff *skb, const struct pa
 	return bpf_redirect_neigh(uplink_ifindex, &next, sizeof(next), 0);
 }
 
-static __always_inline int forward_tunnel(struct __sk_buff *skb, const struct packet *p,
+static __always_inline int forward_tunnel(struct __sk_buff *skb, struct packet *p,
 					  const struct ipcache_entry *to)
 {
 	int err;
 
-	if (wire_len(skb, p) > tunnel_mtu && p->dont_fragment)
+	if (is_too_big(skb, p, tunnel_mtu))
 		return answer_error(skb, p, DROP_TOO_BIG);
 	err = tunnel_key(skb, to);
 	if (err)
@@ -75,7 +82,7 @@ static __always_inline int forward_world(struct __sk_buff *skb, struct packet *p
 	bool translate = masquerade_enabled && !(to && to->flags & IPCACHE_NO_MASQUERADE);
 	int err = 0;
 
-	if (wire_len(skb, p) > uplink_mtu && p->dont_fragment)
+	if (is_too_big(skb, p, uplink_mtu))
 		return answer_error(skb, p, DROP_TOO_BIG);
 	if (p->icmp_error) {
 		if (ct && ct->nat_port)

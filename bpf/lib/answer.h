@@ -57,8 +57,7 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 		len = sizeof(quote);
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, quote, sizeof(quote)))
 			return DROP_MALFORMED;
-	} else if (bpf_skb_load_bytes(skb, ETH_HLEN, quote,
-				      sizeof(struct iphdr) + QUOTE_SHORT)) {
+	} else if (bpf_skb_load_bytes(skb, ETH_HLEN, quote, sizeof(struct iphdr) + QUOTE_SHORT)) {
 		return DROP_MALFORMED;
 	}
 	node_addr(&from, true);
@@ -74,9 +73,9 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 	h.icmp.code = code;
 	h.icmp.un.frag.mtu = bpf_htons(mtu);
 	/* the zero bytes behind a short quote do not change the sum */
-	h.icmp.checksum = csum_fold(bpf_csum_diff(
-		NULL, 0, (__be32 *)quote, sizeof(quote),
-		bpf_csum_diff(NULL, 0, (__be32 *)&h.icmp, sizeof(h.icmp), 0)));
+	h.icmp.checksum = csum_fold(
+		bpf_csum_diff(NULL, 0, (__be32 *)quote, sizeof(quote),
+			      bpf_csum_diff(NULL, 0, (__be32 *)&h.icmp, sizeof(h.icmp), 0)));
 	if (bpf_skb_change_tail(skb, ETH_HLEN + len, 0) ||
 	    bpf_skb_adjust_room(skb, sizeof(h), BPF_ADJ_ROOM_MAC, 0) ||
 	    bpf_skb_store_bytes(skb, ETH_HLEN, &h, sizeof(h), 0))
@@ -98,8 +97,7 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
 		len = sizeof(quote);
 		if (bpf_skb_load_bytes(skb, ETH_HLEN, quote, sizeof(quote)))
 			return DROP_MALFORMED;
-	} else if (bpf_skb_load_bytes(skb, ETH_HLEN, quote,
-				      sizeof(struct ipv6hdr) + QUOTE_SHORT)) {
+	} else if (bpf_skb_load_bytes(skb, ETH_HLEN, quote, sizeof(struct ipv6hdr) + QUOTE_SHORT)) {
 		return DROP_MALFORMED;
 	}
 	node_addr(&from, false);
@@ -128,7 +126,8 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
 
 /* Drops a packet from a pod for reason and answers with the ICMP error of its
  * family. No error is sent about an error or a later fragment (RFC 1122,
- * 3.2.2), or where the node has no address to send it from. */
+ * 3.2.2), or where the node has no address to send it from. DROP_TOO_BIG wants
+ * p->mtu. */
 static __noinline int answer_error(struct __sk_buff *skb, const struct packet *p, __u8 reason)
 {
 	struct addr from;
@@ -144,14 +143,11 @@ static __noinline int answer_error(struct __sk_buff *skb, const struct packet *p
 		return TCX_DROP;
 	if (p->v4)
 		err = reason == DROP_TOO_BIG
-			      ? answer_icmp4(skb, p, ICMP_DEST_UNREACH, ICMP_FRAG_NEEDED,
-					     tunnel_ifindex ? tunnel_mtu : uplink_mtu)
+			      ? answer_icmp4(skb, p, ICMP_DEST_UNREACH, ICMP_FRAG_NEEDED, p->mtu)
 			      : answer_icmp4(skb, p, ICMP_TIME_EXCEEDED, 0, 0);
 	else
-		err = reason == DROP_TOO_BIG
-			      ? answer_icmp6(skb, p, ICMPV6_PKT_TOOBIG, 0,
-					     tunnel_ifindex ? tunnel_mtu : uplink_mtu)
-			      : answer_icmp6(skb, p, ICMPV6_TIME_EXCEED, 0, 0);
+		err = reason == DROP_TOO_BIG ? answer_icmp6(skb, p, ICMPV6_PKT_TOOBIG, 0, p->mtu)
+					     : answer_icmp6(skb, p, ICMPV6_TIME_EXCEED, 0, 0);
 	if (err)
 		return TCX_DROP;
 	return answer(skb);

@@ -45,6 +45,7 @@ struct packet {
 	bool dont_fragment;  /* always on IPv6 */
 	__u16 l4_off;        /* from the start of the frame */
 	__u16 header_len;    /* L3 and L4 headers together, for GSO sizes */
+	__u16 mtu;           /* of the way that was too narrow, for the answer */
 	__u32 fragment_id;   /* network order, IPv4 in the upper half */
 };
 
@@ -276,7 +277,7 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	ip = packet_data(skb) + ETH_HLEN;
 	if ((void *)(ip + 1) > packet_end(skb))
 		return DROP_MALFORMED;
-	if (ip->version != 6)
+	if (ip->version != 6 || bpf_ntohs(ip->payload_len) + sizeof(*ip) + ETH_HLEN > skb->len)
 		return DROP_MALFORMED;
 	addr_from_v6(&p->src, &ip->saddr);
 	addr_from_v6(&p->dst, &ip->daddr);
