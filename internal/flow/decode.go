@@ -92,9 +92,6 @@ func (d *decoder) device(ifindex uint32) string {
 		return ""
 	}
 	name := d.deviceName(ifindex)
-	if name == "" {
-		return ""
-	}
 	if len(d.devices) >= maxDevices {
 		clear(d.devices)
 	}

@@ -33,6 +33,10 @@ type kernel struct {
 	idle     int // times that the ring was seen empty after the last event
 	clock    time.Time
 	template event.Record
+	// early makes events count before they are in the ring: the next step
+	// puts them there.
+	early    bool
+	inFlight []event.Record
 }
 
 func newKernel(seed uint64, cpus, capacity, burst, events int) *kernel {
@@ -45,18 +49,30 @@ func newKernel(seed uint64, cpus, capacity, burst, events int) *kernel {
 
 // step makes some events, or none.
 func (k *kernel) step() {
+	for _, r := range k.inFlight {
+		k.put(r)
+	}
+	k.inFlight = k.inFlight[:0]
 	for n := k.rand.IntN(k.burst + 1); n > 0 && k.left > 0; n-- {
 		k.left--
 		cpu := k.rand.IntN(len(k.made))
 		k.clock = k.clock.Add(time.Microsecond)
-		if len(k.ring) < k.capacity {
-			r := k.template
-			r.CPU, r.Sequence, r.Time = uint32(cpu), k.made[cpu], k.clock
-			k.ring = append(k.ring, r)
-		} else {
-			k.lost[cpu]++
-		}
+		r := k.template
+		r.CPU, r.Sequence, r.Time = uint32(cpu), k.made[cpu], k.clock
 		k.made[cpu]++
+		if k.early {
+			k.inFlight = append(k.inFlight, r)
+		} else {
+			k.put(r)
+		}
+	}
+}
+
+func (k *kernel) put(r event.Record) {
+	if len(k.ring) < k.capacity {
+		k.ring = append(k.ring, r)
+	} else {
+		k.lost[r.CPU]++
 	}
 }
 
@@ -65,9 +81,11 @@ func (k *kernel) Read(r *event.Record) error {
 		return os.ErrClosed
 	}
 	k.reads--
-	k.step()
+	if !k.early || k.rand.IntN(2) == 0 {
+		k.step()
+	}
 	if len(k.ring) == 0 {
-		if k.left == 0 && k.reads < 0 {
+		if k.left == 0 && len(k.inFlight) == 0 && k.reads < 0 {
 			if k.idle++; k.idle > 4 {
 				return os.ErrClosed
 			}

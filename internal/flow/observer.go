@@ -47,7 +47,7 @@ type Config struct {
 	// SaveInterval is the least time between two saves; 0 is one second.
 	SaveInterval time.Duration
 	// DeviceName names a network device that is not of a pod, or returns "".
-	// Its answers are cached. Nil leaves such devices without a name.
+	// Its answers are kept. Nil leaves such devices without a name.
 	DeviceName func(ifindex uint32) string
 	// Reasons are the names of all drop reasons, to check what clients ask
 	// for; nil accepts any.
@@ -177,10 +177,11 @@ func (r *reader) loop(ctx context.Context) error {
 			err = r.event()
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			err = r.drained()
-		case errors.Is(err, os.ErrClosed):
-			return nil
 		default:
 			err = fmt.Errorf("read event: %w", err)
+		}
+		if errors.Is(err, os.ErrClosed) {
+			return nil
 		}
 		if err != nil {
 			return err
