@@ -28,6 +28,7 @@ import (
 	"github.com/weft-mesh/weft/internal/lab/daemon"
 	"github.com/weft-mesh/weft/internal/lab/layout"
 	"github.com/weft-mesh/weft/internal/lab/logfile"
+	"github.com/weft-mesh/weft/internal/lab/shim"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
@@ -41,6 +42,9 @@ var ErrDown = errors.New("the lab is not up; start it with `weft lab up -f DIR`"
 type Refused struct{ Errors []state.SourceError }
 
 func (r *Refused) Error() string {
+	if len(r.Errors) == 1 {
+		return "the input has an error; nothing was changed"
+	}
 	return fmt.Sprintf("the input has %d errors; nothing was changed", len(r.Errors))
 }
 
@@ -108,11 +112,6 @@ func (c *Client) start(ctx context.Context, cfg daemon.Config) error {
 	if err := cgroup.Create(c.layout.DaemonCgroup()); err != nil {
 		return err
 	}
-	dir, err := os.Open(c.layout.DaemonCgroup())
-	if err != nil {
-		return fmt.Errorf("open cgroup: %w", err)
-	}
-	defer dir.Close()
 	log, err := os.OpenFile(c.layout.DaemonLog(), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return fmt.Errorf("open the log of the lab: %w", err)
@@ -122,9 +121,13 @@ func (c *Client) start(ctx context.Context, cfg daemon.Config) error {
 	if err != nil {
 		return fmt.Errorf("encode the configuration of the lab: %w", err)
 	}
-	cmd := exec.Command(cfg.Weft, "lab", "daemon", string(arg))
+	args, err := shim.Command(shim.Spec{Cgroup: c.layout.DaemonCgroup(), Argv: []string{cfg.Weft, "lab", "daemon", string(arg)}})
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(cfg.Weft, args...)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the lab: %w", err)
 	}

@@ -116,7 +116,10 @@ func (l *Lab) describe(k model.Lack) string {
 	if k.Pod == "" {
 		return fmt.Sprintf("%s: %s", k.ID, k.Why)
 	}
-	text := fmt.Sprintf("%s: pod %s on %s: %s", k.ID, k.Pod, k.Node, k.Why)
+	text := fmt.Sprintf("pod %s on %s: %s", k.Pod, k.Node, k.Why)
+	if k.ID.Kind != "Pod" {
+		text = k.ID.String() + ": " + text
+	}
 	l.mu.Lock()
 	w := l.workers[k.Pod]
 	l.mu.Unlock()
@@ -124,7 +127,7 @@ func (l *Lab) describe(k model.Lack) string {
 		return text
 	}
 	for _, ct := range slices.Concat(w.pod.Spec.InitContainers, w.pod.Spec.Containers) {
-		text += lastLines(w.logPath(ct.Name))
+		text += lastLines(ct.Name, w.logPath(ct.Name))
 	}
 	return text
 }
@@ -151,7 +154,7 @@ func (n *labNode) awaitApplied(ctx context.Context, generation uint64) []string 
 		return []string{fmt.Sprintf("%s: not in force: %v", n.Name, err)}
 	}
 	if err != nil {
-		return []string{fmt.Sprintf("%s: not in force: %v%s", n.Name, err, lastLines(n.lab.layout.AgentLog(n.Name)))}
+		return []string{fmt.Sprintf("%s: not in force: %v%s", n.Name, err, lastLines("agent", n.lab.layout.AgentLog(n.Name)))}
 	}
 	var failures []string
 	for _, r := range refused {

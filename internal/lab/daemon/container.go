@@ -26,6 +26,9 @@ const (
 	restartMax = 30 * time.Second
 	// goodRun is how long a container must run for its next restart to be quick.
 	goodRun = 30 * time.Second
+	// settleTime is how long a container without a readiness probe must run to be
+	// ready: one that ends at once never is.
+	settleTime = 250 * time.Millisecond
 )
 
 // runContainers runs the init containers one after the other, then all others
@@ -135,7 +138,7 @@ func (w *worker) runOnce(ct *corev1.Container, init bool) (code int, err error) 
 	w.containerStatus(ct.Name, init, func(cs *corev1.ContainerStatus) {
 		cs.Image = ct.Image
 		cs.State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
-		cs.Started = new(bool)
+		cs.Started = new(false)
 	})
 	ctx, stopProbes := context.WithCancel(w.ctx)
 	var probes sync.WaitGroup
@@ -188,7 +191,6 @@ func (w *worker) start(ct *corev1.Container, log *logfile.Writer) (*process.Proc
 		return nil, err
 	}
 	spec := w.inside(ct.Name)
-	spec.Cgroup = "" // the process begins in it
 	spec.Binds = []shim.Bind{
 		{From: filepath.Join(w.dir(), "hosts"), To: "/etc/hosts"},
 		{From: filepath.Join(w.dir(), "resolv.conf"), To: "/etc/resolv.conf"},
@@ -247,7 +249,12 @@ func (w *worker) probes(ctx context.Context, ct *corev1.Container, p *process.Pr
 		})
 	}
 	if ct.ReadinessProbe == nil {
-		w.ready(ctx, ct, true, "")
+		select {
+		case <-ctx.Done():
+		case <-p.Done():
+		case <-time.After(settleTime):
+			w.ready(ctx, ct, true, "")
+		}
 		return
 	}
 	probe.Watch(ctx, ct.ReadinessProbe, t, func(ok bool, why string) { w.ready(ctx, ct, ok, why) })

@@ -57,11 +57,12 @@ func (c Config) Validate() error {
 
 // Lab is a running lab.
 type Lab struct {
-	cfg    Config
-	layout layout.Layout
-	log    *slog.Logger
-	nodes  []*labNode // immutable
-	kicked chan struct{}
+	cfg     Config
+	layout  layout.Layout
+	log     *slog.Logger
+	nodes   []*labNode // immutable
+	kicked  chan struct{}
+	running sync.WaitGroup // workers
 
 	ctx    context.Context // ends with the lab
 	cancel context.CancelFunc
@@ -189,6 +190,9 @@ func (l *Lab) reconcile() {
 func (l *Lab) step() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.ctx.Err() != nil {
+		return nil // nobody would wait for the new workers
+	}
 	start, stop := l.cluster.Plan()
 	if len(start)+len(stop) > 0 {
 		l.kick()
@@ -201,7 +205,7 @@ func (l *Lab) step() error {
 	for _, p := range start {
 		w := newWorker(l, p.Object.DeepCopy())
 		l.workers[p.Key()] = w
-		go w.run(generation)
+		l.running.Go(func() { w.run(generation) })
 	}
 	return err
 }
@@ -266,13 +270,16 @@ func (l *Lab) listen() (lines chan string, stop func()) {
 // shutdown ends all processes; what else there is of the lab is left to whoever
 // removes it.
 func (l *Lab) shutdown() error {
+	l.mu.Lock()
 	l.cancel()
+	l.mu.Unlock()
 	var wg sync.WaitGroup
 	errs := make([]error, len(l.nodes))
 	for i, n := range l.nodes {
 		wg.Go(func() { errs[i] = n.shutdown() })
 	}
 	wg.Wait()
+	l.running.Wait() // their processes are killed: each is reaped
 	return errors.Join(errs...)
 }
 

@@ -137,7 +137,7 @@ func (n *labNode) startAgent(ctx context.Context) error {
 		return err
 	}
 	if err := n.agent.WaitReady(ctx); err != nil {
-		return fmt.Errorf("%s: agent: %w%s", n.Name, err, lastLines(n.lab.layout.AgentLog(n.Name)))
+		return fmt.Errorf("%s: agent: %w%s", n.Name, err, lastLines("agent", n.lab.layout.AgentLog(n.Name)))
 	}
 	n.lab.progress("%s: agent ready after %s", n.Name, time.Since(began).Round(time.Millisecond))
 	return nil
@@ -149,11 +149,11 @@ func (n *labNode) shutdown() error {
 	return errors.Join(err, n.agent.Stop(context.Background()), n.log.Close())
 }
 
-// lastLines is the end of a log, to follow a message.
-func lastLines(path string) string {
+// lastLines is the end of a log of who, to follow a message.
+func lastLines(who, path string) string {
 	text := ""
 	for _, line := range logfile.Tail(path, 5) {
-		text += "\n    | " + line
+		text += "\n    " + who + " | " + line
 	}
 	return text
 }

@@ -79,9 +79,19 @@ func (l *Lab) files(verb func(context.Context, []api.File) *api.Result) http.Han
 			refuse(w, http.StatusBadRequest, fmt.Errorf("decode the request: %w", err))
 			return
 		}
-		ctx, cancel := context.WithTimeout(r.Context(), body.Timeout)
+		ctx, cancel := l.deadline(r, body.Timeout)
 		defer cancel()
 		l.stream(w, func() *api.Result { return verb(ctx, body.Files) })
+	}
+}
+
+// deadline is the context of a request, which ends with the lab too.
+func (l *Lab) deadline(r *http.Request, timeout time.Duration) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(r.Context(), timeout)
+	stop := context.AfterFunc(l.ctx, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
 	}
 }
 
@@ -99,7 +109,7 @@ func (l *Lab) serveAgent(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusNotFound, fmt.Errorf("there is no node %q: want one of %s", body.Node, strings.Join(names, ", ")))
 		return
 	}
-	ctx, cancel := context.WithTimeout(r.Context(), body.Timeout)
+	ctx, cancel := l.deadline(r, body.Timeout)
 	defer cancel()
 	l.stream(w, func() *api.Result { return l.agentVerb(ctx, body.Node, body.Verb) })
 }

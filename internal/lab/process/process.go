@@ -25,7 +25,7 @@ const drainTime = 2 * time.Second
 type Config struct {
 	Weft   string // executable
 	Spec   shim.Spec
-	Cgroup string // made if it is not there; the process begins its life in it
+	Cgroup string // made if it is not there; the process is in it before it becomes its command
 	Log    io.Writer
 }
 
@@ -43,11 +43,10 @@ func Start(c Config) (*Process, error) {
 	if err := cgroup.Create(c.Cgroup); err != nil {
 		return nil, err
 	}
-	dir, err := os.Open(c.Cgroup)
-	if err != nil {
-		return nil, fmt.Errorf("open cgroup: %w", err)
-	}
-	defer dir.Close()
+	// Not CLONE_INTO_CGROUP: kernels with cgroup.kill counted by sequence compare
+	// the parent's count with the new cgroup's (seen with 6.18), and so kill
+	// whatever is cloned into a cgroup that was killed once.
+	c.Spec.Cgroup = c.Cgroup
 	args, err := shim.Command(c.Spec)
 	if err != nil {
 		return nil, err
@@ -59,7 +58,7 @@ func Start(c Config) (*Process, error) {
 	defer write.Close()
 	cmd := exec.Command(c.Weft, args...)
 	cmd.Stdout, cmd.Stderr = write, write
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
 		read.Close()
 		return nil, fmt.Errorf("start %s: %w", c.Spec.Argv[0], err)
@@ -130,7 +129,13 @@ func ExitCode(state *os.ProcessState) int {
 }
 
 // Kill ends the process and all its descendants at once.
-func (p *Process) Kill() error { return cgroup.Kill(p.cgroup) }
+func (p *Process) Kill() error {
+	// By its number too: it may not be in its cgroup yet.
+	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("kill process %d: %w", p.Pid, err)
+	}
+	return cgroup.Kill(p.cgroup)
+}
 
 // Stop sends SIGTERM to the process, waits until ctx ends, then kills it and its
 // descendants. It returns when they have ended.

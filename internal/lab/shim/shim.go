@@ -187,7 +187,7 @@ func lookPath(name string, env []string) (string, error) {
 				return path, nil
 			}
 		}
-		return "", fmt.Errorf("run %s: no such command in PATH %s", name, list)
+		return "", fmt.Errorf("run %s: no such command in PATH", name)
 	}
 	return "", fmt.Errorf("run %s: %w", name, exec.ErrNotFound)
 }
