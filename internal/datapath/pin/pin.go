@@ -12,6 +12,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -205,8 +206,7 @@ func (m *Maps) Fills() ([]Fill, error) {
 const countBatch = 4096
 
 func countKeys(mp *ebpf.Map) (uint64, error) {
-	keys := make([]byte, countBatch*int(mp.KeySize()))
-	values := make([]byte, countBatch*int(mp.ValueSize()))
+	keys, values := rawSlice(mp.KeySize()), rawSlice(mp.ValueSize())
 	var (
 		cursor ebpf.MapBatchCursor
 		total  uint64
@@ -221,6 +221,13 @@ func countKeys(mp *ebpf.Map) (uint64, error) {
 			return total, err
 		}
 	}
+}
+
+// rawSlice is a slice of countBatch arrays of size bytes: the library wants one
+// element for each entry.
+func rawSlice(size uint32) any {
+	element := reflect.ArrayOf(int(size), reflect.TypeFor[byte]())
+	return reflect.MakeSlice(reflect.SliceOf(element), countBatch, countBatch).Interface()
 }
 
 // bpfMagic is BPF_FS_MAGIC (include/uapi/linux/magic.h).
