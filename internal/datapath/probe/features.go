@@ -84,9 +84,9 @@ var catalogue = []feature{
 		probe: helper(ebpf.SchedCLS, asm.FnRedirectNeigh),
 	},
 	{
-		group: groupRouting, name: "bpf_fib_lookup", since: "4.18", required: true,
-		use: "asks for the next hop and its MTU", instead: "nothing: packets that are too big are not answered",
-		probe: helper(ebpf.SchedCLS, asm.FnFibLookup),
+		group: groupRouting, name: "bpf_ktime_get_coarse_ns", since: "5.11", required: true,
+		use: "ages connections at little cost", instead: "nothing: connections cannot be tracked",
+		probe: helper(ebpf.SchedCLS, asm.FnKtimeGetCoarseNs),
 	},
 	{
 		group: groupRouting, name: "VXLAN with metadata", since: "4.3", option: "CONFIG_VXLAN",
