@@ -81,15 +81,47 @@ struct nd_advert {
 
 #define ND_MESSAGE_LEN (sizeof(struct nd_advert) - sizeof(struct ipv6hdr))
 
+static __always_inline bool is_link_local(const struct addr *a)
+{
+	return (a->w[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
+}
+
+/* Finds the MAC addresses for the answer to a solicitation: of the pod whose
+ * address the sender is, or, for a link-local sender, as the frame has them
+ * where it came by unicast: that is how Linux probes a neighbour it knows.
+ * Returns 0, FORWARD_MULTICAST to ignore it, or a drop reason. */
+static __always_inline int nd_macs(struct __sk_buff *skb, const struct packet *p, __u8 *pod,
+				   __u8 *host)
+{
+	struct endpoint *ep = own_endpoint(skb, &p->src);
+	struct ethhdr eth;
+
+	if (ep) {
+		__builtin_memcpy(pod, ep->mac, ETH_ALEN);
+		__builtin_memcpy(host, ep->host_mac, ETH_ALEN);
+		return 0;
+	}
+	if (!is_link_local(&p->src))
+		return DROP_SPOOFED_ADDRESS;
+	if (bpf_skb_load_bytes(skb, 0, &eth, sizeof(eth)))
+		return DROP_MALFORMED;
+	if (eth.h_dest[0] & 1)
+		return FORWARD_MULTICAST;
+	__builtin_memcpy(pod, eth.h_source, ETH_ALEN);
+	__builtin_memcpy(host, eth.h_dest, ETH_ALEN);
+	return 0;
+}
+
 /* Handles a neighbour solicitation of a pod; any other than for the gateway is
  * ignored (duplicate address detection among them). */
 static __noinline int from_pod_nd(struct __sk_buff *skb, const struct packet *p)
 {
 	struct nd_advert a = {};
 	struct addr target, gateway;
-	struct endpoint *ep;
+	__u8 pod[ETH_ALEN];
 	__be32 pseudo[2];
 	__s64 sum;
+	int err;
 
 	if (!p)
 		return TCX_DROP;
@@ -100,9 +132,13 @@ static __noinline int from_pod_nd(struct __sk_buff *skb, const struct packet *p)
 		count(FORWARD_MULTICAST, skb->len);
 		return TCX_DROP;
 	}
-	ep = own_endpoint(skb, &p->src);
-	if (!ep)
-		return drop(skb, p, DIRECTION_EGRESS, DROP_SPOOFED_ADDRESS);
+	err = nd_macs(skb, p, pod, a.mac);
+	if (err == FORWARD_MULTICAST) {
+		count(FORWARD_MULTICAST, skb->len);
+		return TCX_DROP;
+	}
+	if (err)
+		return drop(skb, p, DIRECTION_EGRESS, err);
 	a.ip.version = 6;
 	a.ip.payload_len = bpf_htons(ND_MESSAGE_LEN);
 	a.ip.nexthdr = IPPROTO_ICMPV6;
@@ -114,7 +150,6 @@ static __noinline int from_pod_nd(struct __sk_buff *skb, const struct packet *p)
 	a.target = gateway;
 	a.option = ND_TARGET_LLADDR;
 	a.option_len = 1;
-	__builtin_memcpy(a.mac, ep->host_mac, ETH_ALEN);
 	pseudo[0] = bpf_htonl(ND_MESSAGE_LEN);
 	pseudo[1] = bpf_htonl(IPPROTO_ICMPV6);
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&a.ip.saddr, 32, 0);
@@ -123,7 +158,7 @@ static __noinline int from_pod_nd(struct __sk_buff *skb, const struct packet *p)
 	a.check = csum_fold(sum);
 	if (bpf_skb_change_tail(skb, ETH_HLEN + sizeof(a), 0) ||
 	    bpf_skb_store_bytes(skb, ETH_HLEN, &a, sizeof(a), 0) ||
-	    write_eth(skb, ep->mac, ep->host_mac))
+	    write_eth(skb, pod, a.mac))
 		return drop(skb, p, DIRECTION_EGRESS, DROP_REWRITE);
 	return answer(skb);
 }

@@ -229,6 +229,26 @@ func (p *podSide) configure(spec PodLinkSpec) error {
 		if err := p.replaceRoutes(link, spec); err != nil {
 			return fmt.Errorf("in %s: %w", spec.Netns, err)
 		}
+		if err := p.knowGateways(link, spec); err != nil {
+			return fmt.Errorf("in %s: %w", spec.Netns, err)
+		}
+	}
+	return nil
+}
+
+// knowGateways spares the pod the resolution of its gateways, before its first
+// packet and whenever the entry would be probed again.
+func (p *podSide) knowGateways(link netlink.Link, spec PodLinkSpec) error {
+	hostMAC, _ := MACs(spec.Seed)
+	for _, ip := range spec.IPs {
+		gateway := sameFamily(spec.Gateways, ip)
+		neigh := netlink.Neigh{
+			LinkIndex: link.Attrs().Index, Family: family(gateway), State: netlink.NUD_PERMANENT,
+			IP: gateway.AsSlice(), HardwareAddr: hostMAC,
+		}
+		if err := p.h.NeighSet(&neigh); err != nil {
+			return fmt.Errorf("neighbour entry of gateway %s: %w", gateway, err)
+		}
 	}
 	return nil
 }
