@@ -257,16 +257,16 @@ type Out struct {
 // skbContext is struct __sk_buff of include/uapi/linux/bpf.h up to gso_size.
 type skbContext struct {
 	Len, PktType, Mark, QueueMapping, Protocol, VLANPresent, VLANTCI, VLANProto uint32
-	Priority, IngressIfindex, Ifindex, TCIndex                                   uint32
-	CB                                                                           [5]uint32
-	Hash, TCClassID, Data, DataEnd, NAPIID, Family                               uint32
-	Remote4, Local4                                                              uint32
-	Remote6, Local6                                                              [4]uint32
-	RemotePort, LocalPort, DataMeta                                              uint32
-	FlowKeys, Tstamp                                                             uint64
-	WireLen, GSOSegs                                                             uint32
-	Sk                                                                           uint64
-	GSOSize, _                                                                   uint32
+	Priority, IngressIfindex, Ifindex, TCIndex                                  uint32
+	CB                                                                          [5]uint32
+	Hash, TCClassID, Data, DataEnd, NAPIID, Family                              uint32
+	Remote4, Local4                                                             uint32
+	Remote6, Local6                                                             [4]uint32
+	RemotePort, LocalPort, DataMeta                                             uint32
+	FlowKeys, Tstamp                                                            uint64
+	WireLen, GSOSegs                                                            uint32
+	Sk                                                                          uint64
+	GSOSize, _                                                                  uint32
 }
 
 // contextRoom is enough for the struct __sk_buff of any kernel.
