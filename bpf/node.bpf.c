@@ -78,13 +78,12 @@ SEC("tcx/ingress")
 int from_tunnel(struct __sk_buff *skb)
 {
 	struct packet p = {};
-	int err;
+	int err = parse(skb, &p);
 
-	if (!is_ip(skb))
-		return TCX_DROP;
-	err = parse(skb, &p);
 	if (err)
 		return drop(skb, &p, DIRECTION_INGRESS, err);
+	/* the inner MAC addresses mean nothing, also not to the node's own stack */
+	bpf_skb_change_type(skb, PACKET_HOST);
 	return arrive(skb, &p);
 }
 

@@ -77,7 +77,7 @@ static __always_inline int forward_tunnel(struct __sk_buff *skb, struct packet *
  * the nodes does not know pod addresses. */
 static __always_inline int forward_world(struct __sk_buff *skb, struct packet *p,
 					 const struct ipcache_entry *to, struct ct_entry *ct,
-					 struct packet *q, bool reply)
+					 bool reply)
 {
 	bool translate = masquerade_enabled && !(to && to->flags & IPCACHE_NO_MASQUERADE);
 	int err = 0;
@@ -86,7 +86,7 @@ static __always_inline int forward_world(struct __sk_buff *skb, struct packet *p
 		return answer_error(skb, p, DROP_TOO_BIG);
 	if (p->icmp_error) {
 		if (ct && ct->nat_port)
-			err = masquerade_error(skb, p, q, ct);
+			err = masquerade_error(skb, p, ct->nat_port);
 	} else if (translate && !reply) {
 		err = ct ? masquerade(skb, p, ct) : DROP_FRAGMENT_UNKNOWN;
 	}
@@ -98,32 +98,43 @@ static __always_inline int forward_world(struct __sk_buff *skb, struct packet *p
 	return bpf_redirect_neigh(uplink_ifindex, NULL, 0, 0);
 }
 
-/* Where the packet goes, once it is known to be the pod's own. */
-static __always_inline int route(struct __sk_buff *skb, struct packet *p, struct packet *q,
-				 struct ct_entry *ct, bool reply)
-{
-	struct endpoint *local = bpf_map_lookup_elem(&weft_endpoints, &p->dst);
-	struct ipcache_entry *to;
+/* What is known of a packet's destination. */
+struct destination {
+	struct endpoint *local;   /* a pod of this node, or NULL */
+	struct ipcache_entry *to; /* where not local; NULL is the outside */
+};
 
-	if (local) {
-		if (p->ttl <= 1)
-			return answer_error(skb, p, DROP_TTL_EXPIRED);
-		return deliver(skb, p, local, DIRECTION_EGRESS, FORWARD_LOCAL);
-	}
-	to = ipcache_lookup(&p->dst);
-	if (to && to->flags & IPCACHE_LOCAL_NODE) {
+static __always_inline bool is_local_node(const struct destination *d)
+{
+	return !d->local && d->to && d->to->flags & IPCACHE_LOCAL_NODE;
+}
+
+/* Why the packet cannot go there, or 0: known before it counts as a connection. */
+static __always_inline int unreachable(const struct packet *p, const struct destination *d)
+{
+	if (!d->local && d->to && d->to->flags & IPCACHE_LOCAL_CIDR)
+		return DROP_UNKNOWN_POD;
+	if (p->ttl <= 1 && !is_local_node(d))
+		return DROP_TTL_EXPIRED;
+	return 0;
+}
+
+/* Sends a packet that is the pod's own on its way. */
+static __always_inline int route(struct __sk_buff *skb, struct packet *p,
+				 const struct destination *d, struct ct_entry *ct, bool reply)
+{
+	if (d->local)
+		return deliver(skb, p, d->local, DIRECTION_EGRESS, FORWARD_LOCAL);
+	if (is_local_node(d)) {
 		count(FORWARD_NODE, skb->len);
 		return TCX_PASS;
 	}
-	if (to && to->flags & IPCACHE_LOCAL_CIDR)
-		return drop(skb, p, DIRECTION_EGRESS, DROP_UNKNOWN_POD);
-	if (p->ttl <= 1)
-		return answer_error(skb, p, DROP_TTL_EXPIRED);
-	if (to && to->flags & IPCACHE_POD)
-		return tunnel_ifindex ? forward_tunnel(skb, p, to) : forward_native(skb, p, to);
-	if (to && to->flags & IPCACHE_REMOTE_NODE && !tunnel_ifindex)
-		return forward_native(skb, p, to);
-	return forward_world(skb, p, to, ct, q, reply);
+	if (d->to && d->to->flags & IPCACHE_POD)
+		return tunnel_ifindex ? forward_tunnel(skb, p, d->to)
+				      : forward_native(skb, p, d->to);
+	if (d->to && d->to->flags & IPCACHE_REMOTE_NODE && !tunnel_ifindex)
+		return forward_native(skb, p, d->to);
+	return forward_world(skb, p, d->to, ct, reply);
 }
 
 static __always_inline bool from_own_mac(struct __sk_buff *skb, const struct endpoint *ep)
@@ -143,7 +154,8 @@ static __always_inline bool is_solicitation(const struct packet *p)
 SEC("tcx/ingress")
 int from_pod(struct __sk_buff *skb)
 {
-	struct packet p = {}, q = {};
+	struct packet p = {};
+	struct destination d = {};
 	struct ct_entry *ct;
 	struct endpoint *ep;
 	bool reply;
@@ -165,16 +177,24 @@ int from_pod(struct __sk_buff *skb)
 		return drop(skb, &p, DIRECTION_EGRESS, DROP_SPOOFED_ADDRESS);
 	if (!from_own_mac(skb, ep))
 		return drop(skb, &p, DIRECTION_EGRESS, DROP_SPOOFED_MAC);
-	err = track(skb, &p, &q, DIRECTION_EGRESS, &ct, &reply);
+	d.local = bpf_map_lookup_elem(&weft_endpoints, &p.dst);
+	if (!d.local)
+		d.to = ipcache_lookup(&p.dst);
+	err = unreachable(&p, &d);
+	if (err == DROP_TTL_EXPIRED)
+		return answer_error(skb, &p, err);
 	if (err)
 		return drop(skb, &p, DIRECTION_EGRESS, err);
-	return route(skb, &p, &q, ct, reply);
+	err = track(skb, &p, DIRECTION_EGRESS, &ct, &reply);
+	if (err)
+		return drop(skb, &p, DIRECTION_EGRESS, err);
+	return route(skb, &p, &d, ct, reply);
 }
 
 SEC("tcx/egress")
 int to_pod(struct __sk_buff *skb)
 {
-	struct packet p = {}, q = {};
+	struct packet p = {};
 	struct ct_entry *ct;
 	bool reply;
 	int err;
@@ -191,7 +211,7 @@ int to_pod(struct __sk_buff *skb)
 	}
 	if (!own_endpoint(skb, &p.dst))
 		return drop(skb, &p, DIRECTION_INGRESS, DROP_UNKNOWN_POD);
-	err = track(skb, &p, &q, DIRECTION_INGRESS, &ct, &reply);
+	err = track(skb, &p, DIRECTION_INGRESS, &ct, &reply);
 	if (err)
 		return drop(skb, &p, DIRECTION_INGRESS, err);
 	count(FORWARD_FROM_NODE, skb->len);

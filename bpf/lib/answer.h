@@ -14,8 +14,6 @@
 #define QUOTE_LONG 20
 #define QUOTE_SHORT 8
 
-#define PACKET_HOST 0
-
 static __always_inline int swap_macs(struct __sk_buff *skb)
 {
 	__u8 macs[2 * ETH_ALEN], swapped[2 * ETH_ALEN];
@@ -128,7 +126,7 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
  * family. No error is sent about an error or a later fragment (RFC 1122,
  * 3.2.2), or where the node has no address to send it from. DROP_TOO_BIG wants
  * p->mtu. */
-static __noinline int answer_error(struct __sk_buff *skb, const struct packet *p, __u8 reason)
+static SUBPROGRAM int answer_error(struct __sk_buff *skb, const struct packet *p, __u8 reason)
 {
 	struct addr from;
 	int err;

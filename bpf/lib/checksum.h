@@ -67,8 +67,8 @@ static __always_inline int replace_endpoint(struct __sk_buff *skb, const struct 
 		__u32 off = source ? IP6_SRC_OFF : IP6_DST_OFF;
 
 		diff = bpf_csum_diff((__be32 *)from->b, 16, (__be32 *)to->b, 16, 0);
-		if (csum >= 0 && bpf_l4_csum_replace(skb, p->l4_off + csum, 0, diff,
-						     BPF_F_PSEUDO_HDR | flags))
+		if (csum >= 0 &&
+		    bpf_l4_csum_replace(skb, p->l4_off + csum, 0, diff, BPF_F_PSEUDO_HDR | flags))
 			return DROP_REWRITE;
 		if (bpf_skb_store_bytes(skb, off, to->b, 16, 0))
 			return DROP_REWRITE;

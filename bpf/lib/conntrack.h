@@ -142,10 +142,11 @@ static __always_inline bool ct_is_over(const struct ct_entry *e, const struct pa
 	       e->flags & CT_CLOSING;
 }
 
-static __always_inline int ct_create(struct __sk_buff *skb, const struct packet *p,
-				     const struct ct_key *key, bool from_a, __u8 direction,
-				     __u32 now)
+/* A program of its own (see addr.h) that keeps the entry off its caller's stack. */
+static SUBPROGRAM int ct_create(struct __sk_buff *skb, const struct packet *p,
+				const struct ct_key *key, bool from_a, __u8 direction)
 {
+	__u32 now = now_seconds();
 	struct ct_entry e = {
 		.src_identity = identity_of(&p->src),
 		.dst_identity = identity_of(&p->dst),
@@ -172,8 +173,8 @@ static __always_inline int ct_create(struct __sk_buff *skb, const struct packet 
 /* Finds or makes the packet's entry and counts it; *out points to the entry,
  * *reply says whether the packet comes from the responder. Returns 0 or a drop
  * reason. */
-static __always_inline int conntrack(struct __sk_buff *skb, const struct packet *p,
-				     __u8 direction, struct ct_entry **out, bool *reply)
+static __always_inline int conntrack(struct __sk_buff *skb, const struct packet *p, __u8 direction,
+				     struct ct_entry **out, bool *reply)
 {
 	__u32 now = now_seconds();
 	struct ct_entry *e;
@@ -190,7 +191,7 @@ static __always_inline int conntrack(struct __sk_buff *skb, const struct packet 
 	}
 	if (!e) {
 		*reply = false;
-		err = ct_create(skb, p, &key, from_a, direction, now);
+		err = ct_create(skb, p, &key, from_a, direction);
 		if (err && err != -EEXIST)
 			return DROP_CONNTRACK_FULL;
 		*out = bpf_map_lookup_elem(&weft_conntrack, &key);

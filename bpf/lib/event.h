@@ -66,10 +66,13 @@ static __always_inline void emit(struct __sk_buff *skb, const struct packet *p, 
 
 	if (!n)
 		return;
-	sequence = n->generated++;
+	/* counted as generated only when it is in the ring or lost: the reader may
+	 * look in between (no other program runs on this CPU in the meantime) */
+	sequence = n->generated;
 	e = bpf_ringbuf_reserve(&weft_events, sizeof(*e), 0);
 	if (!e) {
 		n->lost++;
+		n->generated = sequence + 1;
 		return;
 	}
 	e->sequence = sequence;
@@ -97,6 +100,7 @@ static __always_inline void emit(struct __sk_buff *skb, const struct packet *p, 
 			? BPF_RB_FORCE_WAKEUP
 			: BPF_RB_NO_WAKEUP;
 	bpf_ringbuf_submit(e, flags);
+	n->generated = sequence + 1;
 }
 
 /* Counts a drop, tells user space and returns the verdict. */

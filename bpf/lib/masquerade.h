@@ -127,6 +127,26 @@ static __always_inline struct nat_entry *nat_find(const struct addr *remote, __b
 	return bpf_map_lookup_elem(&weft_nat, &key);
 }
 
+/* Whether p, an answer from the outside, belongs to the connection that took
+ * the port. A connection that is over has given it back, and the entry only
+ * waits for its collection: without this an old answer would open the
+ * connection from the other end, which is never masqueraded. */
+static __always_inline bool nat_in_use(const struct packet *p, const struct nat_entry *nat)
+{
+	struct ct_entry *ct;
+	struct ct_key key;
+
+	ct_key_of(&key, &nat->pod, &p->src, nat->pod_port,
+		  is_icmp(p->protocol) ? nat->pod_port : p->sport, p->protocol);
+	ct = bpf_map_lookup_elem(&weft_conntrack, &key);
+	return ct && ct->nat_port == p->dport && !ct_is_over(ct, p, now_seconds());
+}
+
+static __always_inline bool is_echo_request(const struct packet *p)
+{
+	return is_icmp(p->protocol) && p->icmp_type == (p->v4 ? 8 : 128);
+}
+
 /* Gives an answer from the outside, or an ICMP error about what went there, the
  * pod's address. Returns 0 with *p changed, 0 with *p unchanged where the
  * packet is the node's own, or a drop reason. */
@@ -151,8 +171,8 @@ static __always_inline int unmasquerade(struct __sk_buff *skb, struct packet *p)
 		p->dst = pod;
 		return err;
 	}
-	nat = nat_find(&p->src, p->sport, p->dport, p->protocol);
-	if (!nat)
+	nat = is_echo_request(p) ? NULL : nat_find(&p->src, p->sport, p->dport, p->protocol);
+	if (!nat || !nat_in_use(p, nat))
 		return 0;
 	pod = nat->pod;
 	port = nat->pod_port;
@@ -167,16 +187,19 @@ static __always_inline int unmasquerade(struct __sk_buff *skb, struct packet *p)
 
 /* Gives an ICMP error of a pod about an answer from the outside the node's
  * address, quoted packet included. */
-static __always_inline int masquerade_error(struct __sk_buff *skb, const struct packet *p,
-					    const struct packet *q, const struct ct_entry *ct)
+static SUBPROGRAM int masquerade_error(struct __sk_buff *skb, const struct packet *p,
+				       __be16 nat_port)
 {
+	struct packet q = {};
 	struct addr node;
 	int err;
 
 	node_addr(&node, p->v4);
 	if (addr_is_zero(&node))
 		return DROP_MASQUERADE_ADDRESS;
-	err = replace_quoted(skb, p, q, false, &node, ct->nat_port);
+	if (!parse_quoted(skb, p, &q))
+		return DROP_ICMP_UNMATCHED;
+	err = replace_quoted(skb, p, &q, false, &node, nat_port);
 	if (err)
 		return err;
 	return replace_endpoint(skb, p, true, &node, 0, 0, -1);

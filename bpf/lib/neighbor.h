@@ -36,7 +36,7 @@ static __always_inline int write_eth(struct __sk_buff *skb, const __u8 *dst, con
 	return bpf_skb_store_bytes(skb, 0, macs, sizeof(macs), 0) ? DROP_REWRITE : 0;
 }
 
-static __noinline int from_pod_arp(struct __sk_buff *skb)
+static SUBPROGRAM int from_pod_arp(struct __sk_buff *skb)
 {
 	struct packet p = {.v4 = true};
 	struct addr gateway;
@@ -114,7 +114,7 @@ static __always_inline int nd_macs(struct __sk_buff *skb, const struct packet *p
 
 /* Handles a neighbour solicitation of a pod; any other than for the gateway is
  * ignored (duplicate address detection among them). */
-static __noinline int from_pod_nd(struct __sk_buff *skb, const struct packet *p)
+static SUBPROGRAM int from_pod_nd(struct __sk_buff *skb, const struct packet *p)
 {
 	struct nd_advert a = {};
 	struct addr target, gateway;
@@ -157,8 +157,7 @@ static __noinline int from_pod_nd(struct __sk_buff *skb, const struct packet *p)
 	sum = bpf_csum_diff(NULL, 0, (__be32 *)&a.type, ND_MESSAGE_LEN, sum);
 	a.check = csum_fold(sum);
 	if (bpf_skb_change_tail(skb, ETH_HLEN + sizeof(a), 0) ||
-	    bpf_skb_store_bytes(skb, ETH_HLEN, &a, sizeof(a), 0) ||
-	    write_eth(skb, pod, a.mac))
+	    bpf_skb_store_bytes(skb, ETH_HLEN, &a, sizeof(a), 0) || write_eth(skb, pod, a.mac))
 		return drop(skb, p, DIRECTION_EGRESS, DROP_REWRITE);
 	return answer(skb);
 }

@@ -17,6 +17,9 @@
 
 #define IPPROTO_ICMPV6 58
 
+/* skb->pkt_type: for this host. */
+#define PACKET_HOST 0
+
 #define NEXTHDR_HOP 0
 #define NEXTHDR_ROUTING 43
 #define NEXTHDR_FRAGMENT 44

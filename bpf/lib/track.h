@@ -11,12 +11,24 @@ static __always_inline bool quotes_pod(const struct packet *p, const struct pack
 					     : addr_equal(&q->src, &p->dst);
 }
 
-/* Finds the connection of p. *ct stays NULL for a later fragment whose first
- * was not seen, which the caller may let pass where no port matters. For an
- * ICMP error *ct is the connection of the quoted packet, which *q receives.
+/* The connection that an ICMP error is about; NULL where there is none. In a
+ * frame of its own: the quoted packet would not fit beside the caller's. */
+static SUBPROGRAM struct ct_entry *quoted_connection(struct __sk_buff *skb, const struct packet *p,
+						     __u8 direction)
+{
+	struct packet q = {};
+
+	if (!parse_quoted(skb, p, &q) || !quotes_pod(p, &q, direction))
+		return NULL;
+	return ct_find(&q);
+}
+
+/* Finds the connection of p, or makes it. *ct stays NULL for a later fragment
+ * whose first was not seen, which the caller may let pass where no port
+ * matters. For an ICMP error it is the connection that the error is about.
  * Returns 0 or a drop reason. */
-static __always_inline int track(struct __sk_buff *skb, struct packet *p, struct packet *q,
-				 __u8 direction, struct ct_entry **ct, bool *reply)
+static __always_inline int track(struct __sk_buff *skb, struct packet *p, __u8 direction,
+				 struct ct_entry **ct, bool *reply)
 {
 	*ct = NULL;
 	*reply = false;
@@ -24,9 +36,7 @@ static __always_inline int track(struct __sk_buff *skb, struct packet *p, struct
 		return 0;
 	if (!p->icmp_error)
 		return conntrack(skb, p, direction, ct, reply);
-	if (!parse_quoted(skb, p, q) || !quotes_pod(p, q, direction))
-		return DROP_ICMP_UNMATCHED;
-	*ct = ct_find(q);
+	*ct = quoted_connection(skb, p, direction);
 	return *ct ? 0 : DROP_ICMP_UNMATCHED;
 }
 
@@ -34,12 +44,11 @@ static __always_inline int track(struct __sk_buff *skb, struct packet *p, struct
 static __always_inline int to_local_pod(struct __sk_buff *skb, struct packet *p,
 					const struct endpoint *ep, __u32 way)
 {
-	struct packet q = {};
 	struct ct_entry *ct;
 	bool reply;
 	int err;
 
-	err = track(skb, p, &q, DIRECTION_INGRESS, &ct, &reply);
+	err = track(skb, p, DIRECTION_INGRESS, &ct, &reply);
 	if (err)
 		return drop(skb, p, DIRECTION_INGRESS, err);
 	if (p->ttl <= 1)

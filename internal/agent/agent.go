@@ -346,7 +346,7 @@ func (a *agent) startFlows(ctx context.Context, g *errgroup.Group) error {
 	observer, err := flow.New(flow.Config{
 		Node:         a.cfg.Node,
 		Keep:         a.cfg.Flow.Keep,
-		Queue:        4096,
+		Queue:        32768, // about what the default ring holds
 		MaxClients:   32,
 		Acknowledged: acknowledged,
 		Save:         acks.save,
