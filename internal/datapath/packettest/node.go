@@ -20,8 +20,10 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
 
 	"github.com/weft-mesh/weft/internal/addr"
+	"github.com/weft-mesh/weft/internal/datapath/conntrack"
 	"github.com/weft-mesh/weft/internal/datapath/ipcache"
 	"github.com/weft-mesh/weft/internal/datapath/packettest/bpffs"
 	"github.com/weft-mesh/weft/internal/datapath/pin"
@@ -309,4 +311,29 @@ func (n *Node) drain() []pin.KernelEvent {
 		n.check(err, "read the ring")
 		events = append(events, decodeEvent(r.RawSample))
 	}
+}
+
+// Masquerade enters the connection of p, that of a pod to the outside, with
+// port on the wire, last seen ago.
+func (n *Node) Masquerade(p Packet, port uint16, ago time.Duration) {
+	n.t.Helper()
+	var ts unix.Timespec
+	n.check(unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts), "read the clock")
+	sport, dport := p.ports()
+	remotePort := dport
+	if p.Protocol == ICMP || p.Protocol == ICMPv6 {
+		remotePort = 0
+	}
+	pod, remote := pin.KernelAddr{B: addr.To16(p.Src)}, pin.KernelAddr{B: addr.To16(p.Dst)}
+	k := conntrack.Key(pod, remote, HostPort(sport), HostPort(dport), p.Protocol)
+	e := pin.KernelCtEntry{
+		Packets: [2]uint64{1, 0}, SrcIdentity: IdentityA, DstIdentity: IdentityWorld,
+		LastSeen: uint32(ts.Sec) - uint32(ago/time.Second), LastReport: uint32(ts.Sec), NatPort: uint32(HostPort(port)),
+	}
+	if k.A == pod && k.A_port == HostPort(sport) {
+		e.Flags = uint32(pin.KernelCtFlagCT_FROM_A)
+	}
+	n.check(n.Maps.Map("weft_conntrack").Put(&k, &e), "enter a connection")
+	nk := pin.KernelNatKey{Remote: remote, RemotePort: HostPort(remotePort), NatPort: HostPort(port), Protocol: p.Protocol}
+	n.check(n.Maps.Map("weft_nat").Put(&nk, &pin.KernelNatEntry{Pod: pod, PodPort: HostPort(sport)}), "enter a masqueraded connection")
 }
