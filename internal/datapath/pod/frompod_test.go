@@ -92,10 +92,6 @@ func TestFromPodRefuses(t *testing.T) {
 				fix.Reset()
 				p := good.With(c.change)
 				w := dropped(c.reason)
-				if c.reason == "unknown-pod" { // known only behind conntrack
-					w.Events = append(w.Events, p.Event("new egress", c.src, c.dst))
-					w.Conns = conn(p, "1/0")
-				}
 				w.Events = append(w.Events, p.Event("drop("+c.reason+") egress", c.src, c.dst))
 				fix.fromA(t, p, w)
 			})
@@ -320,8 +316,7 @@ func TestTTL(t *testing.T) {
 					p.TTL, p.Payload = 1, payload(size)
 					c.fix.fromA(t, p, pt.Want{
 						Verdict: pt.Redirect, Frame: timeExceeded(f, p), Count: []string{"ttl-expired", "answered"},
-						Events: []string{p.Event("new egress", idA, c.identity), p.Event("drop(ttl-expired) egress", idA, c.identity)},
-						Conns:  conn(p, "1/0"),
+						Events: []string{p.Event("drop(ttl-expired) egress", idA, c.identity)},
 					})
 				})
 			}
@@ -371,8 +366,8 @@ func TestNoErrorAbout(t *testing.T) {
 			p := syn(f, f.B)
 			p.TTL = 1
 			bare.fromA(t, p, pt.Want{
-				Verdict: pt.Drop, Count: []string{"ttl-expired"}, Conns: conn(p, "1/0"),
-				Events: []string{p.Event("new egress", idA, idB), p.Event("drop(ttl-expired) egress", idA, idB)},
+				Verdict: pt.Drop, Count: []string{"ttl-expired"},
+				Events: []string{p.Event("drop(ttl-expired) egress", idA, idB)},
 			})
 		})
 	})
