@@ -48,10 +48,8 @@ static __always_inline int to_local_pod(struct __sk_buff *skb, struct packet *p,
 	bool reply;
 	int err;
 
-	err = track(skb, p, DIRECTION_INGRESS, &ct, &reply);
+	err = p->ttl <= 1 ? DROP_TTL_EXPIRED : track(skb, p, DIRECTION_INGRESS, &ct, &reply);
 	if (err)
 		return drop(skb, p, DIRECTION_INGRESS, err);
-	if (p->ttl <= 1)
-		return drop(skb, p, DIRECTION_INGRESS, DROP_TTL_EXPIRED);
 	return deliver(skb, p, ep, DIRECTION_INGRESS, way);
 }
