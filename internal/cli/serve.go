@@ -92,19 +92,21 @@ func newGetCommand(s IO) *cobra.Command {
 	cmd.Flags().DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "time for one request")
 	cmd.Flags().IntVar(&cfg.Concurrency, "concurrency", 1, "requests at the same time")
 	cmd.Flags().BoolVar(&cfg.KeepAlive, "keepalive", false, "use a connection for many requests")
+	cmd.Flags().Int64Var(&cfg.Upload, "upload", 0, "bytes to send with each request, by POST")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only the summary and what failed")
 	return cmd
 }
 
 func newProbeCommand(s IO) *cobra.Command {
 	var timeout time.Duration
+	var size int
 	cmd := &cobra.Command{
 		Use:   "probe HOST:PORT[/udp]...",
 		Short: "Try to reach ports: a TCP handshake, or by UDP an echo",
 		Args:  cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, target := range args {
-				took, err := serve.Probe(cmd.Context(), target, timeout)
+				took, err := serve.Probe(cmd.Context(), target, size, timeout)
 				if err != nil {
 					return err
 				}
@@ -114,6 +116,7 @@ func newProbeCommand(s IO) *cobra.Command {
 		},
 	}
 	cmd.Flags().DurationVar(&timeout, "timeout", 2*time.Second, "time for one target")
+	cmd.Flags().IntVar(&size, "size", 32, "bytes in a datagram")
 	return cmd
 }
 

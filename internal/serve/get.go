@@ -23,6 +23,7 @@ type GetConfig struct {
 	Timeout     time.Duration // of one request
 	Concurrency int           // workers; at least 1
 	KeepAlive   bool          // use a connection for many requests
+	Upload      int64         // bytes to send with each request, by POST; 0 is GET
 }
 
 // Validate checks what users choose.
@@ -34,6 +35,8 @@ func (c GetConfig) Validate() error {
 		return fmt.Errorf("interval %s: want 0s or more", c.Interval)
 	case c.Timeout <= 0:
 		return fmt.Errorf("timeout %s: want more than 0s", c.Timeout)
+	case c.Upload < 0 || c.Upload > MaxBody:
+		return fmt.Errorf("upload %d: want 0 to %d", c.Upload, MaxBody)
 	case c.Concurrency < 1:
 		return fmt.Errorf("concurrency %d: want 1 or more", c.Concurrency)
 	}
@@ -105,7 +108,7 @@ func (g *getter) work(ctx context.Context, each func(string, []byte)) {
 }
 
 func (g *getter) once(ctx context.Context) (status string, body []byte, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, g.cfg.URL, nil)
+	req, err := g.request(ctx)
 	if err != nil {
 		return "", nil, err
 	}
@@ -123,6 +126,18 @@ func (g *getter) once(ctx context.Context) (status string, body []byte, err erro
 		err = errors.New(resp.Status)
 	}
 	return resp.Status, body, err
+}
+
+func (g *getter) request(ctx context.Context) (*http.Request, error) {
+	if g.cfg.Upload == 0 {
+		return http.NewRequestWithContext(ctx, http.MethodGet, g.cfg.URL, nil)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, g.cfg.URL, io.LimitReader(filler{}, g.cfg.Upload))
+	if err != nil {
+		return nil, err
+	}
+	req.ContentLength = g.cfg.Upload
+	return req, nil
 }
 
 func (g *getter) record(status string, body []byte, err error, took time.Duration, each func(string, []byte)) {

@@ -31,6 +31,8 @@ type Answer struct {
 	Method string `json:"method"`
 	Host   string `json:"host"`
 	Path   string `json:"path"`
+	// Received is how many bytes came with the request.
+	Received int64 `json:"received,omitempty"`
 }
 
 // HTTP serves on port, all addresses, until ctx ends: every path is answered
@@ -71,6 +73,10 @@ func answer(w http.ResponseWriter, r *http.Request, name string) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
+	received, err := io.Copy(io.Discard, r.Body)
+	if err != nil {
+		return // the client has gone
+	}
 	select {
 	case <-time.After(delay):
 	case <-r.Context().Done():
@@ -89,7 +95,7 @@ func answer(w http.ResponseWriter, r *http.Request, name string) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(Answer{Server: name, Client: r.RemoteAddr, Local: local, Method: r.Method, Host: r.Host, Path: r.URL.Path})
+	json.NewEncoder(w).Encode(Answer{Server: name, Client: r.RemoteAddr, Local: local, Method: r.Method, Host: r.Host, Path: r.URL.Path, Received: received})
 }
 
 // wishes reads the parameters of a request; size is -1 where none is asked for.

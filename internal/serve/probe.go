@@ -13,15 +13,18 @@ import (
 )
 
 // Probe tries to reach "HOST:PORT", or "HOST:PORT/udp", once: by TCP with a
-// handshake, by UDP with a datagram that an echo server sends back. It returns
-// how long that took.
-func Probe(ctx context.Context, target string, timeout time.Duration) (time.Duration, error) {
+// handshake, by UDP with a datagram of size bytes that an echo server sends back.
+// It returns how long that took.
+func Probe(ctx context.Context, target string, size int, timeout time.Duration) (time.Duration, error) {
 	address, network := target, "tcp"
 	if i := strings.LastIndexByte(target, '/'); i >= 0 {
 		address, network = target[:i], target[i+1:]
 	}
 	if network != "tcp" && network != "udp" {
 		return 0, fmt.Errorf("%q: want HOST:PORT, HOST:PORT/tcp or HOST:PORT/udp", target)
+	}
+	if size < 1 || size > maxDatagram {
+		return 0, fmt.Errorf("size %d of datagrams: want 1 to %d", size, maxDatagram)
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -37,15 +40,18 @@ func Probe(ctx context.Context, target string, timeout time.Duration) (time.Dura
 		if err := conn.SetDeadline(deadline); err != nil {
 			return 0, fmt.Errorf("reach %s: %w", target, err)
 		}
-		if err := pingUDP(conn); err != nil {
+		if err := pingUDP(conn, size); err != nil {
 			return 0, fmt.Errorf("reach %s: %w", target, err)
 		}
 	}
 	return time.Since(began), nil
 }
 
-func pingUDP(conn net.Conn) error {
-	ping := []byte("weft probe")
+func pingUDP(conn net.Conn, size int) error {
+	ping := make([]byte, size)
+	if _, err := (filler{}).Read(ping); err != nil {
+		return err
+	}
 	if _, err := conn.Write(ping); err != nil {
 		return err
 	}
