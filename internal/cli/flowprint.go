@@ -39,6 +39,7 @@ type flowJSON struct {
 	Packets     uint64       `json:"packets"`
 	Bytes       uint64       `json:"bytes"`
 	Device      string       `json:"device,omitempty"`
+	DevicePod   string       `json:"devicePod,omitempty"` // NS/NAME, of this node
 	CPU         uint32       `json:"cpu"`
 	Sequence    uint64       `json:"sequence"`
 }
@@ -79,7 +80,7 @@ func toFlowLine(r *weftv1.ObserveResponse) flowLine {
 		Reason:  f.GetReason(), Protocol: f.GetProtocol(), Direction: f.GetDirection(),
 		Source: toEndpoint(f.GetSource()), Destination: toEndpoint(f.GetDestination()),
 		TCPFlags: f.GetTcpFlags(), Packets: f.GetPackets(), Bytes: f.GetBytes(),
-		Device: f.GetDevice(), CPU: f.GetCpu(), Sequence: f.GetSequence(),
+		Device: f.GetDevice(), DevicePod: f.GetDevicePod(), CPU: f.GetCpu(), Sequence: f.GetSequence(),
 	}
 	if isICMP(f) {
 		flow.ICMPType, flow.ICMPCode = &f.IcmpType, &f.IcmpCode
@@ -181,10 +182,22 @@ func detail(f *weftv1.Flow) string {
 	}
 	parts = append(parts, plural(f.GetPackets(), "packet")+" "+plural(f.GetBytes(), "byte"))
 	if f.GetDevice() != "" {
-		parts = append(parts, f.GetDirection()+" "+f.GetDevice())
+		parts = append(parts, f.GetDirection()+" "+deviceText(f))
 	}
 	return strings.Join(parts, " · ")
 }
+
+// deviceText names the device, and its pod where neither end of the flow is it:
+// a packet with a forged source address.
+func deviceText(f *weftv1.Flow) string {
+	pod := f.GetDevicePod()
+	if pod == "" || pod == podName(f.GetSource()) || pod == podName(f.GetDestination()) {
+		return f.GetDevice()
+	}
+	return f.GetDevice() + " of " + pod
+}
+
+func podName(e *weftv1.FlowEndpoint) string { return e.GetNamespace() + "/" + e.GetPod() }
 
 func lostText(l *weftv1.Lost) string {
 	text := "--- " + plural(l.GetCount(), "event") + " lost"

@@ -67,7 +67,7 @@ func (d *decoder) decode(r *event.Record) *weftv1.ObserveResponse {
 	f.IcmpType, f.IcmpCode = uint32(r.ICMPType), uint32(r.ICMPCode)
 	f.Packets, f.Bytes = r.Packets, r.Bytes
 	f.Cpu, f.Sequence = r.CPU, r.Sequence
-	f.Device = d.device(r.Ifindex)
+	f.Device, f.DevicePod = d.device(r.Ifindex)
 	return &i.response
 }
 
@@ -78,13 +78,18 @@ func (d *decoder) endpoint(to *weftv1.FlowEndpoint, a netip.AddrPort, identity u
 	to.Port, to.Identity = uint32(a.Port()), identity
 }
 
-func (d *decoder) device(ifindex uint32) string {
+// device names a device, and the pod of this node whose it is.
+func (d *decoder) device(ifindex uint32) (name, pod string) {
 	if ifindex == 0 {
-		return ""
+		return "", ""
 	}
-	if name, ok := d.index.devices[ifindex]; ok {
-		return name
+	if dev, ok := d.index.devices[ifindex]; ok {
+		return dev.name, dev.pod
 	}
+	return d.otherDevice(ifindex), ""
+}
+
+func (d *decoder) otherDevice(ifindex uint32) string {
 	if name, ok := d.devices[ifindex]; ok {
 		return name
 	}

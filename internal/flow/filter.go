@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	weftv1 "github.com/weft-mesh/weft/api/weft/v1"
+	"github.com/weft-mesh/weft/internal/datapath/event"
 )
 
 // podRef is "NS/NAME", or "NS/" for every pod of a namespace.
@@ -144,9 +145,19 @@ func (f *filter) wantsFlow(w *weftv1.Flow) bool {
 		oneOf(f.types, w.Type) &&
 		oneOf(f.reasons, w.Reason) &&
 		oneOf(f.protocols, w.Protocol) &&
-		anyPod(f.from, w.Source) &&
+		(anyPod(f.from, w.Source) || sentBy(f.from, w)) &&
 		anyPod(f.to, w.Destination) &&
-		(anyPod(f.either, w.Source) || anyPod(f.either, w.Destination))
+		(anyPod(f.either, w.Source) || anyPod(f.either, w.Destination) || sentBy(f.either, w))
+}
+
+// sentBy says whether one of the pods sent the packet, whatever source address
+// it bears.
+func sentBy(wanted []podRef, w *weftv1.Flow) bool {
+	if w.Direction != directionName(event.DirectionEgress) {
+		return false
+	}
+	namespace, name, ok := strings.Cut(w.DevicePod, "/")
+	return ok && anyPod(wanted, &weftv1.FlowEndpoint{Namespace: namespace, Pod: name})
 }
 
 func oneOf[T comparable](wanted []T, v T) bool {

@@ -19,6 +19,7 @@ func TestFilter(t *testing.T) {
 		Reason: "spoofed-address", Protocol: "TCP",
 		Source:      &weftv1.FlowEndpoint{Namespace: "shop", Pod: "web", Kind: KindPod},
 		Destination: &weftv1.FlowEndpoint{Kind: KindWorld},
+		Direction:   "egress", DevicePod: "mall/liar", // who really sent it
 	}
 	for _, c := range []struct {
 		name string
@@ -30,6 +31,9 @@ func TestFilter(t *testing.T) {
 		{"from its namespace", &weftv1.ObserveRequest{FromPod: []string{"shop/"}}, true},
 		{"from one of two", &weftv1.ObserveRequest{FromPod: []string{"shop/db", "shop/web"}}, true},
 		{"from another", &weftv1.ObserveRequest{FromPod: []string{"shop/we"}}, false},
+		{"from the pod that sent it", &weftv1.ObserveRequest{FromPod: []string{"mall/liar"}}, true},
+		{"to the pod that sent it", &weftv1.ObserveRequest{ToPod: []string{"mall/liar"}}, false},
+		{"sent by it", &weftv1.ObserveRequest{Pod: []string{"mall/"}}, true},
 		{"to this pod", &weftv1.ObserveRequest{ToPod: []string{"shop/web"}}, false},
 		{"either side", &weftv1.ObserveRequest{Pod: []string{"shop/web"}}, true},
 		{"either side, other namespace", &weftv1.ObserveRequest{Pod: []string{"sho/"}}, false},

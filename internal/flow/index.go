@@ -60,14 +60,20 @@ type index struct {
 	nodes  feed[*state.Node]
 	byAddr map[netip.Addr]*owners
 	gone   map[netip.Addr]departed
-	// devices names the host side of each local pod by its ifindex.
-	devices map[uint32]string
+	// devices are the host sides of local pods by their ifindex.
+	devices map[uint32]device
 	// localByName finds the wired pods of a workload, by state.Key.
 	localByName map[string][]*state.Pod
 	// prefixes are the pod CIDRs of all nodes, and bits the lengths that
 	// occur, each with the number of prefixes that have it.
 	prefixes map[netip.Prefix]int
 	bits     map[int]int
+}
+
+// device is the host side of a local pod.
+type device struct {
+	name string
+	pod  string // state.Key
 }
 
 type departed struct {
@@ -80,7 +86,7 @@ func newIndex(node string, t *state.Tables, now func() time.Time) (*index, error
 	x := &index{
 		node: node, db: t.DB, now: now,
 		byAddr: map[netip.Addr]*owners{}, gone: map[netip.Addr]departed{},
-		devices: map[uint32]string{}, localByName: map[string][]*state.Pod{},
+		devices: map[uint32]device{}, localByName: map[string][]*state.Pod{},
 		prefixes: map[netip.Prefix]int{}, bits: map[int]int{},
 	}
 	if err := x.pods.open(t.DB, t.Pods, func(p *state.Pod) string { return p.ContainerID }); err != nil {
@@ -157,8 +163,8 @@ func (x *index) replacePod(before, after *state.Pod) {
 		}
 	}
 	if after != nil {
-		x.devices[uint32(after.Ifindex)] = after.Interface
 		key := state.Key(after.Namespace, after.Name)
+		x.devices[uint32(after.Ifindex)] = device{after.Interface, key}
 		x.localByName[key] = append(x.localByName[key], after)
 	}
 	x.replace(podIPs(before), podIPs(after), func(o *owners) {

@@ -106,7 +106,7 @@ func TestIndexFollowsTheTables(t *testing.T) {
 	c.want("10.244.1.5", "pod shop/web app=a")
 	c.workload(&state.Workload{Namespace: "shop", Name: "web", Node: "node1", IPs: ip, Labels: app("b")})
 	c.want("10.244.1.5", "pod shop/web app=b")
-	if c.index.devices[12] != "wf01" {
+	if c.index.devices[12].name != "wf01" {
 		t.Errorf("device of the pod: %v", c.index.devices)
 	}
 
@@ -153,7 +153,7 @@ func TestDecode(t *testing.T) {
 		return &weftv1.Flow{
 			Time: &timestamppb.Timestamp{Seconds: 10, Nanos: 20}, Node: "node1", Type: weftv1.FlowType_FLOW_TYPE_DROP,
 			Verdict: weftv1.Verdict_VERDICT_DROPPED, Reason: "spoofed-address", Protocol: "TCP", Direction: "egress",
-			TcpFlags: "SYN,ACK", Packets: 1, Bytes: 74, Cpu: 1, Sequence: 42, Device: "wf01",
+			TcpFlags: "SYN,ACK", Packets: 1, Bytes: 74, Cpu: 1, Sequence: 42, Device: "wf01", DevicePod: "shop/web",
 			Source:      &weftv1.FlowEndpoint{Ip: "10.244.1.5", Port: 40000, Identity: 256, Namespace: "shop", Pod: "web", Kind: "pod", Labels: map[string]string{"app": "web"}},
 			Destination: &weftv1.FlowEndpoint{Ip: "8.8.8.8", Port: 53, Identity: 2, Kind: "world"},
 		}
@@ -173,9 +173,9 @@ func TestDecode(t *testing.T) {
 			f.Protocol, f.TcpFlags, f.IcmpType, f.IcmpCode = "ICMPv6", "", 2, 1
 		}},
 		{"a protocol without a name", func(r *event.Record) { r.Protocol = 132 }, func(f *weftv1.Flow) { f.Protocol, f.TcpFlags = "132", "" }},
-		{"the uplink", func(r *event.Record) { r.Ifindex = 3 }, func(f *weftv1.Flow) { f.Device = "eth3" }},
-		{"the uplink again, from the cache", func(r *event.Record) { r.Ifindex = 3 }, func(f *weftv1.Flow) { f.Device = "eth3" }},
-		{"no device", func(r *event.Record) { r.Ifindex = 0 }, func(f *weftv1.Flow) { f.Device = "" }},
+		{"the uplink", func(r *event.Record) { r.Ifindex = 3 }, func(f *weftv1.Flow) { f.Device, f.DevicePod = "eth3", "" }},
+		{"the uplink again, from the cache", func(r *event.Record) { r.Ifindex = 3 }, func(f *weftv1.Flow) { f.Device, f.DevicePod = "eth3", "" }},
+		{"no device", func(r *event.Record) { r.Ifindex = 0 }, func(f *weftv1.Flow) { f.Device, f.DevicePod = "", "" }},
 	} {
 		r, w := base, want()
 		x.record(&r)

@@ -906,15 +906,18 @@ type Flow struct {
 	Destination *FlowEndpoint          `protobuf:"bytes,8,opt,name=destination,proto3" json:"destination,omitempty"`
 	// Where the packet was seen: "egress" as it left a pod of this node,
 	// "ingress" as it came to one.
-	Direction     string `protobuf:"bytes,9,opt,name=direction,proto3" json:"direction,omitempty"`
-	TcpFlags      string `protobuf:"bytes,10,opt,name=tcp_flags,json=tcpFlags,proto3" json:"tcp_flags,omitempty"` // such as "SYN" or "SYN,ACK"
-	Packets       uint64 `protobuf:"varint,11,opt,name=packets,proto3" json:"packets,omitempty"`                  // both directions of the connection; 1 for a drop
-	Bytes         uint64 `protobuf:"varint,12,opt,name=bytes,proto3" json:"bytes,omitempty"`
-	Cpu           uint32 `protobuf:"varint,13,opt,name=cpu,proto3" json:"cpu,omitempty"`
-	Sequence      uint64 `protobuf:"varint,14,opt,name=sequence,proto3" json:"sequence,omitempty"` // of this CPU, without gaps but for lost events
-	Device        string `protobuf:"bytes,15,opt,name=device,proto3" json:"device,omitempty"`
-	IcmpType      uint32 `protobuf:"varint,16,opt,name=icmp_type,json=icmpType,proto3" json:"icmp_type,omitempty"`
-	IcmpCode      uint32 `protobuf:"varint,17,opt,name=icmp_code,json=icmpCode,proto3" json:"icmp_code,omitempty"`
+	Direction string `protobuf:"bytes,9,opt,name=direction,proto3" json:"direction,omitempty"`
+	TcpFlags  string `protobuf:"bytes,10,opt,name=tcp_flags,json=tcpFlags,proto3" json:"tcp_flags,omitempty"` // such as "SYN" or "SYN,ACK"
+	Packets   uint64 `protobuf:"varint,11,opt,name=packets,proto3" json:"packets,omitempty"`                  // both directions of the connection; 1 for a drop
+	Bytes     uint64 `protobuf:"varint,12,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Cpu       uint32 `protobuf:"varint,13,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	Sequence  uint64 `protobuf:"varint,14,opt,name=sequence,proto3" json:"sequence,omitempty"` // of this CPU, without gaps but for lost events
+	Device    string `protobuf:"bytes,15,opt,name=device,proto3" json:"device,omitempty"`
+	IcmpType  uint32 `protobuf:"varint,16,opt,name=icmp_type,json=icmpType,proto3" json:"icmp_type,omitempty"`
+	IcmpCode  uint32 `protobuf:"varint,17,opt,name=icmp_code,json=icmpCode,proto3" json:"icmp_code,omitempty"`
+	// NS/NAME of the pod whose interface the device is, where it is one of this
+	// node: who really sent a packet with a forged source, too.
+	DevicePod     string `protobuf:"bytes,18,opt,name=device_pod,json=devicePod,proto3" json:"device_pod,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1066,6 +1069,13 @@ func (x *Flow) GetIcmpCode() uint32 {
 		return x.IcmpCode
 	}
 	return 0
+}
+
+func (x *Flow) GetDevicePod() string {
+	if x != nil {
+		return x.DevicePod
+	}
+	return ""
 }
 
 type FlowEndpoint struct {
@@ -2214,7 +2224,7 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12#\n" +
-	"\rsource_errors\x18\x02 \x03(\tR\fsourceErrors\"\xa4\x04\n" +
+	"\rsource_errors\x18\x02 \x03(\tR\fsourceErrors\"\xc3\x04\n" +
 	"\x04Flow\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12%\n" +
@@ -2233,7 +2243,9 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\bsequence\x18\x0e \x01(\x04R\bsequence\x12\x16\n" +
 	"\x06device\x18\x0f \x01(\tR\x06device\x12\x1b\n" +
 	"\ticmp_type\x18\x10 \x01(\rR\bicmpType\x12\x1b\n" +
-	"\ticmp_code\x18\x11 \x01(\rR\bicmpCode\"\x88\x02\n" +
+	"\ticmp_code\x18\x11 \x01(\rR\bicmpCode\x12\x1d\n" +
+	"\n" +
+	"device_pod\x18\x12 \x01(\tR\tdevicePod\"\x88\x02\n" +
 	"\fFlowEndpoint\x12\x0e\n" +
 	"\x02ip\x18\x01 \x01(\tR\x02ip\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1a\n" +
