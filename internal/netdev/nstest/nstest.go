@@ -6,6 +6,7 @@ package nstest
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"runtime"
 	"testing"
@@ -74,4 +75,31 @@ func onThread(fn func() error) error {
 		done <- fn()
 	}()
 	return <-done
+}
+
+// LoopbackUp sets lo up and gives it the IPv4 address ip.
+func (ns *NS) LoopbackUp(t testing.TB, ip netip.Addr) {
+	t.Helper()
+	err := ns.Do(func() error {
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("open a socket: %w", err)
+		}
+		defer unix.Close(fd)
+		r, err := unix.NewIfreq("lo")
+		if err != nil {
+			return err
+		}
+		if err := r.SetInet4Addr(ip.AsSlice()); err != nil {
+			return err
+		}
+		if err := unix.IoctlIfreq(fd, unix.SIOCSIFADDR, r); err != nil {
+			return fmt.Errorf("set address %s: %w", ip, err)
+		}
+		r.SetUint16(unix.IFF_UP)
+		return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r)
+	})
+	if err != nil {
+		t.Fatalf("set lo up: %v", err)
+	}
 }

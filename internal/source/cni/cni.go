@@ -223,6 +223,11 @@ func (s *Server) begin(ctx context.Context) error {
 	select {
 	case <-s.restored:
 		return nil
+	default:
+	}
+	select {
+	case <-s.restored:
+		return nil
 	case <-ctx.Done():
 		return status.Error(codes.Unavailable, "pods of the previous run are being restored")
 	}
