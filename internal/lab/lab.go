@@ -65,11 +65,16 @@ func NewClient(name string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	return ClientOf(lay), nil
+}
+
+// ClientOf returns a client of the lab with that layout, which need not run.
+func ClientOf(lay layout.Layout) *Client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", lay.Socket())
 	}
-	return &Client{layout: lay, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}, nil
+	return &Client{layout: lay, http: &http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}
 }
 
 // Layout says where everything of the lab is.

@@ -27,6 +27,8 @@ const (
 	backoffMax = 10 * time.Second
 	// goodRun is how long an agent must run for its next restart to be at once.
 	goodRun = 30 * time.Second
+	// tries is how often an agent may end before whoever waits for it gives up.
+	tries = 3
 )
 
 // ErrStopped says that the agent was stopped by its user.
@@ -279,8 +281,12 @@ func (a *Agent) WaitApplied(ctx context.Context, generation uint64) (refused []s
 	return refused, err
 }
 
-// WaitReady returns when the agent says that it is ready.
+// WaitReady returns when the agent says that it is ready, or has ended several
+// times.
 func (a *Agent) WaitReady(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go a.giveUp(ctx, cancel)
 	return a.call(ctx, func(ctx context.Context, c weftv1.NodeClient) error {
 		r, err := c.Status(ctx, &weftv1.StatusRequest{}, grpc.WaitForReady(true))
 		if err != nil {
@@ -291,6 +297,17 @@ func (a *Agent) WaitReady(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// giveUp calls cancel once the agent has ended tries times.
+func (a *Agent) giveUp(ctx context.Context, cancel func()) {
+	limit := a.State().Restarts + tries
+	for a.State().Restarts < limit {
+		if !sleep(ctx, 50*time.Millisecond) {
+			return
+		}
+	}
+	cancel()
 }
 
 // Ready asks once.
