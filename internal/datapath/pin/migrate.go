@@ -9,14 +9,27 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
 )
 
 // migration is a map whose contents move from an old layout to a new one. The
-// old map stays readable until the programs that write to it are gone.
+// old map stays, pinned aside, until the programs that write to it are gone: an
+// agent that dies in between leaves all that the next one needs.
 type migration struct {
+	name       string
+	aside      string // pin of from
 	from, to   *ebpf.Map
 	key, value []fieldMove
 }
+
+// asideSuffix ends the pin of a map that is being made or waits to be dropped.
+// It has no dot: the BPF file system refuses names with one.
+const asideSuffix = "-aside"
+
+// writtenByPrograms are the maps whose entries come from packets. All others
+// are written by the agent, which knows better than an old map what belongs
+// there.
+var writtenByPrograms = map[string]bool{"weft_conntrack": true, "weft_nat": true, "weft_fragments": true}
 
 // fieldMove copies size bytes from one offset to another.
 type fieldMove struct{ from, to, size int }
@@ -118,44 +131,72 @@ func moves(old *btf.Spec, t btf.Type, oldSize, newSize uint32) ([]fieldMove, err
 	return out, nil
 }
 
-// migrate makes the new map aside, copies what the old one holds and renames
-// the pin into place. The ring buffer has no entries: it starts anew.
-func migrate(old *ebpf.Map, spec *ebpf.MapSpec, path string) (_ *migration, err error) {
-	types, err := mapTypes(old)
+// migrate makes the new map aside, copies what the old one holds and swaps the
+// two pins. The ring buffer has no entries: it starts anew.
+func migrate(name string, old *ebpf.Map, spec *ebpf.MapSpec, path string) (_ *migration, err error) {
+	mig, err := newMigration(name, old, spec, path)
 	if err != nil {
 		return nil, err
 	}
-	mig := &migration{from: old}
-	if mig.key, err = moves(types, spec.Key, old.KeySize(), spec.KeySize); err != nil {
-		return nil, err
-	}
-	if mig.value, err = moves(types, spec.Value, old.ValueSize(), spec.ValueSize); err != nil {
-		return nil, err
-	}
-	aside := path + ".new"
-	if err := os.Remove(aside); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := os.Remove(mig.aside); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("remove an unfinished migration: %w", err)
 	}
-	mig.to, err = createPinned(spec, aside)
+	mig.to, err = createPinned(spec, mig.aside)
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			os.Remove(aside)
+			os.Remove(mig.aside)
 			mig.to.Close()
 		}
 	}()
 	if err := mig.copy(); err != nil {
 		return nil, err
 	}
-	// bpffs has no rename over an existing file for maps of another kind, so
-	// the old pin goes first; the old map lives on in the programs.
-	if err := os.Remove(path); err != nil {
-		return nil, fmt.Errorf("remove the old pin: %w", err)
+	if err := unix.Renameat2(unix.AT_FDCWD, mig.aside, unix.AT_FDCWD, path, unix.RENAME_EXCHANGE); err != nil {
+		return nil, fmt.Errorf("swap the old pin and the new: %w", err)
 	}
-	if err := os.Rename(aside, path); err != nil {
-		return nil, fmt.Errorf("rename the new pin into place: %w", err)
+	return mig, nil
+}
+
+// resume goes on with a migration to the map at path that an agent began and
+// did not finish; nil where there is none.
+func resume(name string, to *ebpf.Map, spec *ebpf.MapSpec, path string) (_ *migration, err error) {
+	old, err := ebpf.LoadPinnedMap(path+asideSuffix, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the map of an unfinished migration: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			old.Close()
+		}
+	}()
+	mig, err := newMigration(name, old, spec, path)
+	if err != nil {
+		return nil, err
+	}
+	mig.to = to
+	if writtenByPrograms[name] {
+		err = mig.copy()
+	}
+	return mig, err
+}
+
+func newMigration(name string, old *ebpf.Map, spec *ebpf.MapSpec, path string) (*migration, error) {
+	types, err := mapTypes(old)
+	if err != nil {
+		return nil, err
+	}
+	mig := &migration{name: name, aside: path + asideSuffix, from: old}
+	if mig.key, err = moves(types, spec.Key, old.KeySize(), spec.KeySize); err != nil {
+		return nil, err
+	}
+	if mig.value, err = moves(types, spec.Value, old.ValueSize(), spec.ValueSize); err != nil {
+		return nil, err
 	}
 	return mig, nil
 }
@@ -169,24 +210,16 @@ func (g *migration) copy() error {
 	case ebpf.PerCPUArray:
 		return g.copyPerCPU()
 	}
-	var (
-		key   = make([]byte, g.from.KeySize())
-		value = make([]byte, g.from.ValueSize())
-		it    = g.from.Iterate()
-	)
-	for it.Next(&key, &value) {
+	err := walkRaw(g.from, func(key, value []byte) error {
 		k, v := apply(g.key, key, g.to.KeySize()), apply(g.value, value, g.to.ValueSize())
 		err := g.to.Update(k, v, ebpf.UpdateNoExist)
-		switch {
-		case err == nil, errors.Is(err, ebpf.ErrKeyExist):
-		case errors.Is(err, errTooBig):
+		if errors.Is(err, ebpf.ErrKeyExist) {
 			return nil
-		default:
-			return fmt.Errorf("copy an entry: %w", err)
 		}
-	}
-	if err := it.Err(); err != nil && !errors.Is(err, ebpf.ErrIterationAborted) {
-		return fmt.Errorf("walk the old map: %w", err)
+		return err
+	})
+	if err != nil && !errors.Is(err, errTooBig) {
+		return fmt.Errorf("copy entries: %w", err)
 	}
 	return nil
 }
@@ -217,16 +250,22 @@ func apply(ms []fieldMove, from []byte, size uint32) []byte {
 }
 
 // FinishMigration copies what the old programs wrote between Open and the
-// moment when every link was updated to programs with the new maps.
+// moment when every link was updated to programs with the new maps, and drops
+// the old maps.
 func (m *Maps) FinishMigration() error {
 	for _, g := range m.migrations {
-		if g.to.Type() != ebpf.PerCPUArray {
+		if writtenByPrograms[g.name] {
 			if err := g.copy(); err != nil {
-				return err
+				return fmt.Errorf("map %s: %w", g.name, err)
 			}
 		}
+	}
+	for _, g := range m.migrations {
+		if err := os.Remove(g.aside); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("remove the old map %s: %w", g.name, err)
+		}
 		if err := g.from.Close(); err != nil {
-			return fmt.Errorf("close the old map: %w", err)
+			return fmt.Errorf("close the old map %s: %w", g.name, err)
 		}
 	}
 	m.migrations = nil

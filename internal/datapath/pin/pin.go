@@ -114,17 +114,21 @@ func (m *Maps) open(name string, spec *ebpf.MapSpec) error {
 		old.Close()
 		return err
 	}
+	var mig *migration
 	if same {
 		m.maps[name] = old
-		return nil
-	}
-	mig, err := migrate(old, spec, path)
-	if err != nil {
+		mig, err = resume(name, old, spec, path)
+	} else if mig, err = migrate(name, old, spec, path); err == nil {
+		m.maps[name] = mig.to
+	} else {
 		old.Close()
+	}
+	if err != nil {
 		return fmt.Errorf("migrate to the new layout: %w", err)
 	}
-	m.migrations = append(m.migrations, mig)
-	m.maps[name] = mig.to
+	if mig != nil {
+		m.migrations = append(m.migrations, mig)
+	}
 	return nil
 }
 
@@ -203,31 +207,40 @@ func (m *Maps) Fills() ([]Fill, error) {
 	return out, nil
 }
 
-const countBatch = 4096
+// batch is how many entries one system call reads.
+const batch = 4096
 
-func countKeys(mp *ebpf.Map) (uint64, error) {
+func countKeys(mp *ebpf.Map) (n uint64, err error) {
+	err = walkRaw(mp, func(_, _ []byte) error { n++; return nil })
+	return n, err
+}
+
+// walkRaw calls f with every entry of a hash or trie. It reads in batches,
+// which, other than key by key, ends properly while programs delete entries.
+func walkRaw(mp *ebpf.Map, f func(key, value []byte) error) error {
 	keys, values := rawSlice(mp.KeySize()), rawSlice(mp.ValueSize())
-	var (
-		cursor ebpf.MapBatchCursor
-		total  uint64
-	)
+	var cursor ebpf.MapBatchCursor
 	for {
-		n, err := mp.BatchLookup(&cursor, keys, values, nil)
-		total += uint64(n)
-		switch {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			return total, nil
-		case err != nil:
-			return total, err
+		n, err := mp.BatchLookup(&cursor, keys.Interface(), values.Interface(), nil)
+		if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("read a batch: %w", err)
+		}
+		for i := range n {
+			if err := f(keys.Index(i).Bytes(), values.Index(i).Bytes()); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return nil
 		}
 	}
 }
 
-// rawSlice is a slice of countBatch arrays of size bytes: the library wants one
+// rawSlice is a slice of batch arrays of size bytes: the library wants one
 // element for each entry.
-func rawSlice(size uint32) any {
+func rawSlice(size uint32) reflect.Value {
 	element := reflect.ArrayOf(int(size), reflect.TypeFor[byte]())
-	return reflect.MakeSlice(reflect.SliceOf(element), countBatch, countBatch).Interface()
+	return reflect.MakeSlice(reflect.SliceOf(element), batch, batch)
 }
 
 // bpfMagic is BPF_FS_MAGIC (include/uapi/linux/magic.h).
