@@ -290,6 +290,12 @@ func (g *gate) kill() {
 	g.dead = true
 }
 
+func (g *gate) isDead() bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	return g.dead
+}
+
 func (g *gate) pass(f func() error) error {
 	g.mu.RLock()
 	counted := g.before+g.after > 0
