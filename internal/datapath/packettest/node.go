@@ -337,3 +337,19 @@ func (n *Node) Masquerade(p Packet, port uint16, ago time.Duration) {
 	nk := pin.KernelNatKey{Remote: remote, RemotePort: HostPort(remotePort), NatPort: HostPort(port), Protocol: p.Protocol}
 	n.check(n.Maps.Map("weft_nat").Put(&nk, &pin.KernelNatEntry{Pod: pod, PodPort: HostPort(sport)}), "enter a masqueraded connection")
 }
+
+// Do runs f on a thread that is in the node's namespace.
+func (n *Node) Do(f func() error) {
+	n.t.Helper()
+	n.check(n.ns.Do(f), "in the node's namespace")
+}
+
+// Repeat runs a program on the same packet many times and leaves the events in
+// the ring. It may run beside others.
+func (n *Node) Repeat(prog *ebpf.Program, in In, times int) error {
+	opts := &ebpf.RunOptions{Data: in.Frame, Context: &skbContext{Ifindex: uint32(n.devices[in.Device])}, Repeat: uint32(times)}
+	return n.ns.Do(func() error {
+		_, err := prog.Run(opts)
+		return err
+	})
+}

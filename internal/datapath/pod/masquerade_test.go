@@ -312,8 +312,12 @@ func TestErrorToPod(t *testing.T) {
 			{"seven bytes quoted", func(p *pt.Packet) { p.Payload = p.Payload[:headers+7] }, false},
 			{"nothing quoted", func(p *pt.Packet) { p.Payload = nil }, false},
 			{"about another port", func(p *pt.Packet) { p.Payload = unreachable(f, in.With(func(p *pt.Packet) { p.Dport++ })).Payload }, false},
-			{"about another protocol", func(p *pt.Packet) { p.Payload = unreachable(f, in.With(func(p *pt.Packet) { p.Protocol = pt.TCP })).Payload }, false},
-			{"about another pod's packet", func(p *pt.Packet) { p.Payload = unreachable(f, in.With(func(p *pt.Packet) { p.Dst = f.Unused })).Payload }, false},
+			{"about another protocol", func(p *pt.Packet) {
+				p.Payload = unreachable(f, in.With(func(p *pt.Packet) { p.Protocol = pt.TCP })).Payload
+			}, false},
+			{"about another pod's packet", func(p *pt.Packet) {
+				p.Payload = unreachable(f, in.With(func(p *pt.Packet) { p.Dst = f.Unused })).Payload
+			}, false},
 			{"about its own packet", func(p *pt.Packet) { p.Payload = in.Reply().L3() }, false},
 			{"quoting another version", func(p *pt.Packet) { p.Payload = append([]byte(nil), p.Payload...); p.Payload[0] ^= 0x20 }, false},
 			{"about a later fragment", func(p *pt.Packet) {
