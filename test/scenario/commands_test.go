@@ -18,8 +18,11 @@ import (
 // waitTime is how long scripts wait for what must come.
 const waitTime = 20 * time.Second
 
-// pollTime is between two looks.
-const pollTime = 20 * time.Millisecond
+// Between two looks are at first minPoll, and never more than maxPoll.
+const (
+	minPoll = 20 * time.Millisecond
+	maxPoll = 300 * time.Millisecond
+)
 
 // commands are what scripts can do besides testscript's own:
 //
@@ -76,7 +79,7 @@ func run(ts *testscript.TestScript, name string, args []string) error {
 // await looks again and again until look has nothing to complain about.
 func await(ts *testscript.TestScript, look func() error) {
 	deadline := time.Now().Add(waitTime)
-	for {
+	for poll := minPoll; ; poll = min(poll*3/2, maxPoll) {
 		err := look()
 		if err == nil {
 			return
@@ -84,7 +87,7 @@ func await(ts *testscript.TestScript, look func() error) {
 		if time.Now().After(deadline) {
 			ts.Fatalf("after %v still: %v", waitTime, err)
 		}
-		time.Sleep(pollTime)
+		time.Sleep(poll)
 	}
 }
 
