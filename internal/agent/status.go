@@ -57,7 +57,22 @@ func (c *statusCache) get() *weftv1.StatusResponse {
 	r.Mtu = uint32(podMTU(a.cfg, a.kernel.settings()))
 	r.Pods = a.pods()
 	c.fillFromKernel(r)
+	r.Events = a.events()
 	return r
+}
+
+func (a *agent) events() *weftv1.Events {
+	observer := a.gate.observer()
+	if observer == nil {
+		return nil
+	}
+	generated, lost, err := observer.Made()
+	if err != nil {
+		a.log.Error("read the state of flow events", "err", err)
+		return nil
+	}
+	stats := observer.Stats()
+	return &weftv1.Events{Generated: generated, Lost: lost, Received: stats.Received, ReportedLost: stats.LostKernel}
 }
 
 func (a *agent) sourceErrors() []string {

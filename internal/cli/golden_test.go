@@ -119,6 +119,7 @@ func nodeState() *weftv1.StatusResponse {
 		Programs:   []*weftv1.Program{{Name: "weft_pod_ingress", Attach: "tcx ingress", Device: "wf0123456789", Id: 41}},
 		Maps:       []*weftv1.MapFill{{Name: "conntrack", Entries: 1234, MaxEntries: 262144}},
 		Forwarded:  []*weftv1.Counter{{Name: "same-node", Packets: 100, Bytes: 6000}},
+		Events:     &weftv1.Events{Generated: 1200, Lost: 200, Received: 1000, ReportedLost: 199},
 		Generation: 7, SourceErrors: []string{"pod.yaml: document 2: spec.containers: want at least one"},
 	}
 }

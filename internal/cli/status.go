@@ -64,6 +64,15 @@ type nodeStatus struct {
 	Maps         []mapStatus       `json:"maps"`
 	Drops        []counterStatus   `json:"drops"`
 	Forwarded    []counterStatus   `json:"forwarded"`
+	Events       *eventStatus      `json:"events,omitempty"`
+}
+
+// eventStatus is as weftv1.Events.
+type eventStatus struct {
+	Generated    uint64 `json:"generated"`
+	Lost         uint64 `json:"lost"`
+	Received     uint64 `json:"received"`
+	ReportedLost uint64 `json:"reportedLost"`
 }
 
 type componentStatus struct {
@@ -122,7 +131,15 @@ func toNodeStatus(r *weftv1.StatusResponse) *nodeStatus {
 		}),
 		Drops:     each(r.Drops, toCounter),
 		Forwarded: each(r.Forwarded, toCounter),
+		Events:    toEvents(r.Events),
 	}
+}
+
+func toEvents(e *weftv1.Events) *eventStatus {
+	if e == nil {
+		return nil
+	}
+	return &eventStatus{Generated: e.Generated, Lost: e.Lost, Received: e.Received, ReportedLost: e.ReportedLost}
 }
 
 func toCounter(c *weftv1.Counter) counterStatus {
@@ -155,6 +172,9 @@ func printStatus(w io.Writer, st *nodeStatus) error {
 		{"Agent", st.Version + ", started " + st.Started.UTC().Format(time.RFC3339)},
 		{"Routing", fmt.Sprintf("%s, pod MTU %d", st.Routing, st.MTU)},
 		{"Manifests", fmt.Sprintf("generation %d, %d refused", st.Generation, len(st.SourceErrors))},
+	}
+	if e := st.Events; e != nil {
+		head = append(head, []string{"Events", fmt.Sprintf("%d made, %d without room in the ring; %d received and %d reported as lost since the start", e.Generated, e.Lost, e.Received, e.ReportedLost)})
 	}
 	var c columns
 	for _, row := range head {

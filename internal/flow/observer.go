@@ -125,6 +125,20 @@ func (o *Observer) Stats() Stats {
 	return s
 }
 
+// Made is how many events the datapath has made since its maps were, and how
+// many of them found no room in the ring.
+func (o *Observer) Made() (generated, lost uint64, err error) {
+	rows, err := o.source.Counters()
+	if err != nil {
+		return 0, 0, fmt.Errorf("read event counters: %w", err)
+	}
+	for _, r := range rows {
+		generated += r.Generated
+		lost += r.Lost
+	}
+	return generated, lost, nil
+}
+
 // countersEvery is after how many events the counters are read while the ring
 // is never empty.
 const countersEvery = 4096

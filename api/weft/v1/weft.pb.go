@@ -186,6 +186,7 @@ type StatusResponse struct {
 	SourceErrors  []string `protobuf:"bytes,12,rep,name=source_errors,json=sourceErrors,proto3" json:"source_errors,omitempty"`
 	Routing       string   `protobuf:"bytes,13,opt,name=routing,proto3" json:"routing,omitempty"` // "native" or "vxlan"
 	Mtu           uint32   `protobuf:"varint,14,opt,name=mtu,proto3" json:"mtu,omitempty"`        // of pod interfaces
+	Events        *Events  `protobuf:"bytes,15,opt,name=events,proto3" json:"events,omitempty"`   // absent until flows are observed
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -318,6 +319,86 @@ func (x *StatusResponse) GetMtu() uint32 {
 	return 0
 }
 
+func (x *StatusResponse) GetEvents() *Events {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+// Events is where the datapath's flow events went.
+type Events struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Since the kernel maps were made: all events, and those of them that found
+	// no room in the ring.
+	Generated uint64 `protobuf:"varint,1,opt,name=generated,proto3" json:"generated,omitempty"`
+	Lost      uint64 `protobuf:"varint,2,opt,name=lost,proto3" json:"lost,omitempty"`
+	// Since this agent started: events it has received, and those it has
+	// reported as lost in the stream of flows.
+	Received      uint64 `protobuf:"varint,3,opt,name=received,proto3" json:"received,omitempty"`
+	ReportedLost  uint64 `protobuf:"varint,4,opt,name=reported_lost,json=reportedLost,proto3" json:"reported_lost,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Events) Reset() {
+	*x = Events{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Events) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Events) ProtoMessage() {}
+
+func (x *Events) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Events.ProtoReflect.Descriptor instead.
+func (*Events) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Events) GetGenerated() uint64 {
+	if x != nil {
+		return x.Generated
+	}
+	return 0
+}
+
+func (x *Events) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+func (x *Events) GetReceived() uint64 {
+	if x != nil {
+		return x.Received
+	}
+	return 0
+}
+
+func (x *Events) GetReportedLost() uint64 {
+	if x != nil {
+		return x.ReportedLost
+	}
+	return 0
+}
+
 type Component struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -329,7 +410,7 @@ type Component struct {
 
 func (x *Component) Reset() {
 	*x = Component{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[2]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -341,7 +422,7 @@ func (x *Component) String() string {
 func (*Component) ProtoMessage() {}
 
 func (x *Component) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[2]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -354,7 +435,7 @@ func (x *Component) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Component.ProtoReflect.Descriptor instead.
 func (*Component) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{2}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Component) GetName() string {
@@ -392,7 +473,7 @@ type PodStatus struct {
 
 func (x *PodStatus) Reset() {
 	*x = PodStatus{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[3]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -404,7 +485,7 @@ func (x *PodStatus) String() string {
 func (*PodStatus) ProtoMessage() {}
 
 func (x *PodStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[3]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -417,7 +498,7 @@ func (x *PodStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodStatus.ProtoReflect.Descriptor instead.
 func (*PodStatus) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{3}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *PodStatus) GetNamespace() string {
@@ -474,7 +555,7 @@ type Program struct {
 
 func (x *Program) Reset() {
 	*x = Program{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[4]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -486,7 +567,7 @@ func (x *Program) String() string {
 func (*Program) ProtoMessage() {}
 
 func (x *Program) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[4]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -499,7 +580,7 @@ func (x *Program) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Program.ProtoReflect.Descriptor instead.
 func (*Program) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{4}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Program) GetName() string {
@@ -541,7 +622,7 @@ type MapFill struct {
 
 func (x *MapFill) Reset() {
 	*x = MapFill{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[5]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -553,7 +634,7 @@ func (x *MapFill) String() string {
 func (*MapFill) ProtoMessage() {}
 
 func (x *MapFill) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[5]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -566,7 +647,7 @@ func (x *MapFill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapFill.ProtoReflect.Descriptor instead.
 func (*MapFill) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{5}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *MapFill) GetName() string {
@@ -601,7 +682,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[6]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -613,7 +694,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[6]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -626,7 +707,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{6}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Counter) GetName() string {
@@ -659,7 +740,7 @@ type ListTableRequest struct {
 
 func (x *ListTableRequest) Reset() {
 	*x = ListTableRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[7]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -671,7 +752,7 @@ func (x *ListTableRequest) String() string {
 func (*ListTableRequest) ProtoMessage() {}
 
 func (x *ListTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[7]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -684,7 +765,7 @@ func (x *ListTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTableRequest.ProtoReflect.Descriptor instead.
 func (*ListTableRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{7}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListTableRequest) GetName() string {
@@ -704,7 +785,7 @@ type ListTableResponse struct {
 
 func (x *ListTableResponse) Reset() {
 	*x = ListTableResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[8]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -716,7 +797,7 @@ func (x *ListTableResponse) String() string {
 func (*ListTableResponse) ProtoMessage() {}
 
 func (x *ListTableResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[8]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -729,7 +810,7 @@ func (x *ListTableResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTableResponse.ProtoReflect.Descriptor instead.
 func (*ListTableResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{8}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListTableResponse) GetHeader() []string {
@@ -756,7 +837,7 @@ type TableRow struct {
 
 func (x *TableRow) Reset() {
 	*x = TableRow{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[9]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -768,7 +849,7 @@ func (x *TableRow) String() string {
 func (*TableRow) ProtoMessage() {}
 
 func (x *TableRow) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[9]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -781,7 +862,7 @@ func (x *TableRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableRow.ProtoReflect.Descriptor instead.
 func (*TableRow) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{9}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TableRow) GetCells() []string {
@@ -807,7 +888,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[10]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -819,7 +900,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[10]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -832,7 +913,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{10}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WaitAppliedRequest) GetGeneration() uint64 {
@@ -852,7 +933,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[11]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -864,7 +945,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[11]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -877,7 +958,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{11}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WaitAppliedResponse) GetGeneration() uint64 {
@@ -924,7 +1005,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[12]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -936,7 +1017,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[12]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -949,7 +1030,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{12}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Flow) GetTime() *timestamppb.Timestamp {
@@ -1095,7 +1176,7 @@ type FlowEndpoint struct {
 
 func (x *FlowEndpoint) Reset() {
 	*x = FlowEndpoint{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[13]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1107,7 +1188,7 @@ func (x *FlowEndpoint) String() string {
 func (*FlowEndpoint) ProtoMessage() {}
 
 func (x *FlowEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[13]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1120,7 +1201,7 @@ func (x *FlowEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEndpoint.ProtoReflect.Descriptor instead.
 func (*FlowEndpoint) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{13}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *FlowEndpoint) GetIp() string {
@@ -1191,7 +1272,7 @@ type ObserveRequest struct {
 
 func (x *ObserveRequest) Reset() {
 	*x = ObserveRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[14]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1203,7 +1284,7 @@ func (x *ObserveRequest) String() string {
 func (*ObserveRequest) ProtoMessage() {}
 
 func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[14]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1216,7 +1297,7 @@ func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveRequest.ProtoReflect.Descriptor instead.
 func (*ObserveRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{14}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ObserveRequest) GetFollow() bool {
@@ -1302,7 +1383,7 @@ type ObserveResponse struct {
 
 func (x *ObserveResponse) Reset() {
 	*x = ObserveResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[15]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1395,7 @@ func (x *ObserveResponse) String() string {
 func (*ObserveResponse) ProtoMessage() {}
 
 func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[15]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1408,7 @@ func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveResponse.ProtoReflect.Descriptor instead.
 func (*ObserveResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{15}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ObserveResponse) GetItem() isObserveResponse_Item {
@@ -1386,7 +1467,7 @@ type Lost struct {
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[16]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1398,7 +1479,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[16]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1411,7 +1492,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{16}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Lost) GetCount() uint64 {
@@ -1464,7 +1545,7 @@ type CniAddRequest struct {
 
 func (x *CniAddRequest) Reset() {
 	*x = CniAddRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[17]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1557,7 @@ func (x *CniAddRequest) String() string {
 func (*CniAddRequest) ProtoMessage() {}
 
 func (x *CniAddRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[17]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1570,7 @@ func (x *CniAddRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniAddRequest.ProtoReflect.Descriptor instead.
 func (*CniAddRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{17}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CniAddRequest) GetContainerId() string {
@@ -1555,7 +1636,7 @@ type CniAddResponse struct {
 
 func (x *CniAddResponse) Reset() {
 	*x = CniAddResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1567,7 +1648,7 @@ func (x *CniAddResponse) String() string {
 func (*CniAddResponse) ProtoMessage() {}
 
 func (x *CniAddResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1580,7 +1661,7 @@ func (x *CniAddResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniAddResponse.ProtoReflect.Descriptor instead.
 func (*CniAddResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{18}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *CniAddResponse) GetIps() []*CniIp {
@@ -1635,7 +1716,7 @@ type CniIp struct {
 
 func (x *CniIp) Reset() {
 	*x = CniIp{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1647,7 +1728,7 @@ func (x *CniIp) String() string {
 func (*CniIp) ProtoMessage() {}
 
 func (x *CniIp) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1660,7 +1741,7 @@ func (x *CniIp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniIp.ProtoReflect.Descriptor instead.
 func (*CniIp) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{19}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *CniIp) GetAddress() string {
@@ -1687,7 +1768,7 @@ type CniRoute struct {
 
 func (x *CniRoute) Reset() {
 	*x = CniRoute{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1699,7 +1780,7 @@ func (x *CniRoute) String() string {
 func (*CniRoute) ProtoMessage() {}
 
 func (x *CniRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1712,7 +1793,7 @@ func (x *CniRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniRoute.ProtoReflect.Descriptor instead.
 func (*CniRoute) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{20}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *CniRoute) GetDestination() string {
@@ -1741,7 +1822,7 @@ type CniDelRequest struct {
 
 func (x *CniDelRequest) Reset() {
 	*x = CniDelRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1753,7 +1834,7 @@ func (x *CniDelRequest) String() string {
 func (*CniDelRequest) ProtoMessage() {}
 
 func (x *CniDelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1766,7 +1847,7 @@ func (x *CniDelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniDelRequest.ProtoReflect.Descriptor instead.
 func (*CniDelRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{21}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *CniDelRequest) GetContainerId() string {
@@ -1805,7 +1886,7 @@ type CniDelResponse struct {
 
 func (x *CniDelResponse) Reset() {
 	*x = CniDelResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1817,7 +1898,7 @@ func (x *CniDelResponse) String() string {
 func (*CniDelResponse) ProtoMessage() {}
 
 func (x *CniDelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1830,7 +1911,7 @@ func (x *CniDelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniDelResponse.ProtoReflect.Descriptor instead.
 func (*CniDelResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{22}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{23}
 }
 
 type CniCheckRequest struct {
@@ -1845,7 +1926,7 @@ type CniCheckRequest struct {
 
 func (x *CniCheckRequest) Reset() {
 	*x = CniCheckRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1857,7 +1938,7 @@ func (x *CniCheckRequest) String() string {
 func (*CniCheckRequest) ProtoMessage() {}
 
 func (x *CniCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1870,7 +1951,7 @@ func (x *CniCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniCheckRequest.ProtoReflect.Descriptor instead.
 func (*CniCheckRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{23}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *CniCheckRequest) GetContainerId() string {
@@ -1909,7 +1990,7 @@ type CniCheckResponse struct {
 
 func (x *CniCheckResponse) Reset() {
 	*x = CniCheckResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1921,7 +2002,7 @@ func (x *CniCheckResponse) String() string {
 func (*CniCheckResponse) ProtoMessage() {}
 
 func (x *CniCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1934,7 +2015,7 @@ func (x *CniCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniCheckResponse.ProtoReflect.Descriptor instead.
 func (*CniCheckResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{24}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{25}
 }
 
 type CniReadyRequest struct {
@@ -1945,7 +2026,7 @@ type CniReadyRequest struct {
 
 func (x *CniReadyRequest) Reset() {
 	*x = CniReadyRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2038,7 @@ func (x *CniReadyRequest) String() string {
 func (*CniReadyRequest) ProtoMessage() {}
 
 func (x *CniReadyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2051,7 @@ func (x *CniReadyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniReadyRequest.ProtoReflect.Descriptor instead.
 func (*CniReadyRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{25}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{26}
 }
 
 type CniReadyResponse struct {
@@ -1981,7 +2062,7 @@ type CniReadyResponse struct {
 
 func (x *CniReadyResponse) Reset() {
 	*x = CniReadyResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1993,7 +2074,7 @@ func (x *CniReadyResponse) String() string {
 func (*CniReadyResponse) ProtoMessage() {}
 
 func (x *CniReadyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2006,7 +2087,7 @@ func (x *CniReadyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniReadyResponse.ProtoReflect.Descriptor instead.
 func (*CniReadyResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{26}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{27}
 }
 
 type CniGcRequest struct {
@@ -2019,7 +2100,7 @@ type CniGcRequest struct {
 
 func (x *CniGcRequest) Reset() {
 	*x = CniGcRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2031,7 +2112,7 @@ func (x *CniGcRequest) String() string {
 func (*CniGcRequest) ProtoMessage() {}
 
 func (x *CniGcRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2044,7 +2125,7 @@ func (x *CniGcRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniGcRequest.ProtoReflect.Descriptor instead.
 func (*CniGcRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{27}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *CniGcRequest) GetNetwork() string {
@@ -2071,7 +2152,7 @@ type CniAttachment struct {
 
 func (x *CniAttachment) Reset() {
 	*x = CniAttachment{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2083,7 +2164,7 @@ func (x *CniAttachment) String() string {
 func (*CniAttachment) ProtoMessage() {}
 
 func (x *CniAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2096,7 +2177,7 @@ func (x *CniAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniAttachment.ProtoReflect.Descriptor instead.
 func (*CniAttachment) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{28}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *CniAttachment) GetContainerId() string {
@@ -2122,7 +2203,7 @@ type CniGcResponse struct {
 
 func (x *CniGcResponse) Reset() {
 	*x = CniGcResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2134,7 +2215,7 @@ func (x *CniGcResponse) String() string {
 func (*CniGcResponse) ProtoMessage() {}
 
 func (x *CniGcResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2147,7 +2228,7 @@ func (x *CniGcResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniGcResponse.ProtoReflect.Descriptor instead.
 func (*CniGcResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{29}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *CniGcResponse) GetReleased() uint32 {
@@ -2162,7 +2243,7 @@ var File_api_weft_v1_weft_proto protoreflect.FileDescriptor
 const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\n" +
 	"\x16api/weft/v1/weft.proto\x12\aweft.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\x83\x04\n" +
+	"\rStatusRequest\"\xac\x04\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x124\n" +
@@ -2182,7 +2263,13 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"generation\x12#\n" +
 	"\rsource_errors\x18\f \x03(\tR\fsourceErrors\x12\x18\n" +
 	"\arouting\x18\r \x01(\tR\arouting\x12\x10\n" +
-	"\x03mtu\x18\x0e \x01(\rR\x03mtu\"O\n" +
+	"\x03mtu\x18\x0e \x01(\rR\x03mtu\x12'\n" +
+	"\x06events\x18\x0f \x01(\v2\x0f.weft.v1.EventsR\x06events\"{\n" +
+	"\x06Events\x12\x1c\n" +
+	"\tgenerated\x18\x01 \x01(\x04R\tgenerated\x12\x12\n" +
+	"\x04lost\x18\x02 \x01(\x04R\x04lost\x12\x1a\n" +
+	"\breceived\x18\x03 \x01(\x04R\breceived\x12#\n" +
+	"\rreported_lost\x18\x04 \x01(\x04R\freportedLost\"O\n" +
 	"\tComponent\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05ready\x18\x02 \x01(\bR\x05ready\x12\x18\n" +
@@ -2357,91 +2444,93 @@ func file_api_weft_v1_weft_proto_rawDescGZIP() []byte {
 }
 
 var file_api_weft_v1_weft_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_weft_v1_weft_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_api_weft_v1_weft_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
 var file_api_weft_v1_weft_proto_goTypes = []any{
 	(Verdict)(0),                  // 0: weft.v1.Verdict
 	(FlowType)(0),                 // 1: weft.v1.FlowType
 	(*StatusRequest)(nil),         // 2: weft.v1.StatusRequest
 	(*StatusResponse)(nil),        // 3: weft.v1.StatusResponse
-	(*Component)(nil),             // 4: weft.v1.Component
-	(*PodStatus)(nil),             // 5: weft.v1.PodStatus
-	(*Program)(nil),               // 6: weft.v1.Program
-	(*MapFill)(nil),               // 7: weft.v1.MapFill
-	(*Counter)(nil),               // 8: weft.v1.Counter
-	(*ListTableRequest)(nil),      // 9: weft.v1.ListTableRequest
-	(*ListTableResponse)(nil),     // 10: weft.v1.ListTableResponse
-	(*TableRow)(nil),              // 11: weft.v1.TableRow
-	(*WaitAppliedRequest)(nil),    // 12: weft.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),   // 13: weft.v1.WaitAppliedResponse
-	(*Flow)(nil),                  // 14: weft.v1.Flow
-	(*FlowEndpoint)(nil),          // 15: weft.v1.FlowEndpoint
-	(*ObserveRequest)(nil),        // 16: weft.v1.ObserveRequest
-	(*ObserveResponse)(nil),       // 17: weft.v1.ObserveResponse
-	(*Lost)(nil),                  // 18: weft.v1.Lost
-	(*CniAddRequest)(nil),         // 19: weft.v1.CniAddRequest
-	(*CniAddResponse)(nil),        // 20: weft.v1.CniAddResponse
-	(*CniIp)(nil),                 // 21: weft.v1.CniIp
-	(*CniRoute)(nil),              // 22: weft.v1.CniRoute
-	(*CniDelRequest)(nil),         // 23: weft.v1.CniDelRequest
-	(*CniDelResponse)(nil),        // 24: weft.v1.CniDelResponse
-	(*CniCheckRequest)(nil),       // 25: weft.v1.CniCheckRequest
-	(*CniCheckResponse)(nil),      // 26: weft.v1.CniCheckResponse
-	(*CniReadyRequest)(nil),       // 27: weft.v1.CniReadyRequest
-	(*CniReadyResponse)(nil),      // 28: weft.v1.CniReadyResponse
-	(*CniGcRequest)(nil),          // 29: weft.v1.CniGcRequest
-	(*CniAttachment)(nil),         // 30: weft.v1.CniAttachment
-	(*CniGcResponse)(nil),         // 31: weft.v1.CniGcResponse
-	nil,                           // 32: weft.v1.FlowEndpoint.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 33: google.protobuf.Timestamp
+	(*Events)(nil),                // 4: weft.v1.Events
+	(*Component)(nil),             // 5: weft.v1.Component
+	(*PodStatus)(nil),             // 6: weft.v1.PodStatus
+	(*Program)(nil),               // 7: weft.v1.Program
+	(*MapFill)(nil),               // 8: weft.v1.MapFill
+	(*Counter)(nil),               // 9: weft.v1.Counter
+	(*ListTableRequest)(nil),      // 10: weft.v1.ListTableRequest
+	(*ListTableResponse)(nil),     // 11: weft.v1.ListTableResponse
+	(*TableRow)(nil),              // 12: weft.v1.TableRow
+	(*WaitAppliedRequest)(nil),    // 13: weft.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),   // 14: weft.v1.WaitAppliedResponse
+	(*Flow)(nil),                  // 15: weft.v1.Flow
+	(*FlowEndpoint)(nil),          // 16: weft.v1.FlowEndpoint
+	(*ObserveRequest)(nil),        // 17: weft.v1.ObserveRequest
+	(*ObserveResponse)(nil),       // 18: weft.v1.ObserveResponse
+	(*Lost)(nil),                  // 19: weft.v1.Lost
+	(*CniAddRequest)(nil),         // 20: weft.v1.CniAddRequest
+	(*CniAddResponse)(nil),        // 21: weft.v1.CniAddResponse
+	(*CniIp)(nil),                 // 22: weft.v1.CniIp
+	(*CniRoute)(nil),              // 23: weft.v1.CniRoute
+	(*CniDelRequest)(nil),         // 24: weft.v1.CniDelRequest
+	(*CniDelResponse)(nil),        // 25: weft.v1.CniDelResponse
+	(*CniCheckRequest)(nil),       // 26: weft.v1.CniCheckRequest
+	(*CniCheckResponse)(nil),      // 27: weft.v1.CniCheckResponse
+	(*CniReadyRequest)(nil),       // 28: weft.v1.CniReadyRequest
+	(*CniReadyResponse)(nil),      // 29: weft.v1.CniReadyResponse
+	(*CniGcRequest)(nil),          // 30: weft.v1.CniGcRequest
+	(*CniAttachment)(nil),         // 31: weft.v1.CniAttachment
+	(*CniGcResponse)(nil),         // 32: weft.v1.CniGcResponse
+	nil,                           // 33: weft.v1.FlowEndpoint.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
 }
 var file_api_weft_v1_weft_proto_depIdxs = []int32{
-	33, // 0: weft.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	4,  // 1: weft.v1.StatusResponse.components:type_name -> weft.v1.Component
-	5,  // 2: weft.v1.StatusResponse.pods:type_name -> weft.v1.PodStatus
-	6,  // 3: weft.v1.StatusResponse.programs:type_name -> weft.v1.Program
-	7,  // 4: weft.v1.StatusResponse.maps:type_name -> weft.v1.MapFill
-	8,  // 5: weft.v1.StatusResponse.drops:type_name -> weft.v1.Counter
-	8,  // 6: weft.v1.StatusResponse.forwarded:type_name -> weft.v1.Counter
-	11, // 7: weft.v1.ListTableResponse.rows:type_name -> weft.v1.TableRow
-	33, // 8: weft.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	1,  // 9: weft.v1.Flow.type:type_name -> weft.v1.FlowType
-	0,  // 10: weft.v1.Flow.verdict:type_name -> weft.v1.Verdict
-	15, // 11: weft.v1.Flow.source:type_name -> weft.v1.FlowEndpoint
-	15, // 12: weft.v1.Flow.destination:type_name -> weft.v1.FlowEndpoint
-	32, // 13: weft.v1.FlowEndpoint.labels:type_name -> weft.v1.FlowEndpoint.LabelsEntry
-	33, // 14: weft.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	0,  // 15: weft.v1.ObserveRequest.verdict:type_name -> weft.v1.Verdict
-	1,  // 16: weft.v1.ObserveRequest.type:type_name -> weft.v1.FlowType
-	14, // 17: weft.v1.ObserveResponse.flow:type_name -> weft.v1.Flow
-	18, // 18: weft.v1.ObserveResponse.lost:type_name -> weft.v1.Lost
-	33, // 19: weft.v1.Lost.from:type_name -> google.protobuf.Timestamp
-	33, // 20: weft.v1.Lost.to:type_name -> google.protobuf.Timestamp
-	21, // 21: weft.v1.CniAddResponse.ips:type_name -> weft.v1.CniIp
-	22, // 22: weft.v1.CniAddResponse.routes:type_name -> weft.v1.CniRoute
-	30, // 23: weft.v1.CniGcRequest.valid:type_name -> weft.v1.CniAttachment
-	2,  // 24: weft.v1.Node.Status:input_type -> weft.v1.StatusRequest
-	9,  // 25: weft.v1.Node.ListTable:input_type -> weft.v1.ListTableRequest
-	16, // 26: weft.v1.Node.Observe:input_type -> weft.v1.ObserveRequest
-	12, // 27: weft.v1.Node.WaitApplied:input_type -> weft.v1.WaitAppliedRequest
-	19, // 28: weft.v1.Cni.Add:input_type -> weft.v1.CniAddRequest
-	23, // 29: weft.v1.Cni.Del:input_type -> weft.v1.CniDelRequest
-	25, // 30: weft.v1.Cni.Check:input_type -> weft.v1.CniCheckRequest
-	27, // 31: weft.v1.Cni.Ready:input_type -> weft.v1.CniReadyRequest
-	29, // 32: weft.v1.Cni.Gc:input_type -> weft.v1.CniGcRequest
-	3,  // 33: weft.v1.Node.Status:output_type -> weft.v1.StatusResponse
-	10, // 34: weft.v1.Node.ListTable:output_type -> weft.v1.ListTableResponse
-	17, // 35: weft.v1.Node.Observe:output_type -> weft.v1.ObserveResponse
-	13, // 36: weft.v1.Node.WaitApplied:output_type -> weft.v1.WaitAppliedResponse
-	20, // 37: weft.v1.Cni.Add:output_type -> weft.v1.CniAddResponse
-	24, // 38: weft.v1.Cni.Del:output_type -> weft.v1.CniDelResponse
-	26, // 39: weft.v1.Cni.Check:output_type -> weft.v1.CniCheckResponse
-	28, // 40: weft.v1.Cni.Ready:output_type -> weft.v1.CniReadyResponse
-	31, // 41: weft.v1.Cni.Gc:output_type -> weft.v1.CniGcResponse
-	33, // [33:42] is the sub-list for method output_type
-	24, // [24:33] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	34, // 0: weft.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	5,  // 1: weft.v1.StatusResponse.components:type_name -> weft.v1.Component
+	6,  // 2: weft.v1.StatusResponse.pods:type_name -> weft.v1.PodStatus
+	7,  // 3: weft.v1.StatusResponse.programs:type_name -> weft.v1.Program
+	8,  // 4: weft.v1.StatusResponse.maps:type_name -> weft.v1.MapFill
+	9,  // 5: weft.v1.StatusResponse.drops:type_name -> weft.v1.Counter
+	9,  // 6: weft.v1.StatusResponse.forwarded:type_name -> weft.v1.Counter
+	4,  // 7: weft.v1.StatusResponse.events:type_name -> weft.v1.Events
+	12, // 8: weft.v1.ListTableResponse.rows:type_name -> weft.v1.TableRow
+	34, // 9: weft.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	1,  // 10: weft.v1.Flow.type:type_name -> weft.v1.FlowType
+	0,  // 11: weft.v1.Flow.verdict:type_name -> weft.v1.Verdict
+	16, // 12: weft.v1.Flow.source:type_name -> weft.v1.FlowEndpoint
+	16, // 13: weft.v1.Flow.destination:type_name -> weft.v1.FlowEndpoint
+	33, // 14: weft.v1.FlowEndpoint.labels:type_name -> weft.v1.FlowEndpoint.LabelsEntry
+	34, // 15: weft.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	0,  // 16: weft.v1.ObserveRequest.verdict:type_name -> weft.v1.Verdict
+	1,  // 17: weft.v1.ObserveRequest.type:type_name -> weft.v1.FlowType
+	15, // 18: weft.v1.ObserveResponse.flow:type_name -> weft.v1.Flow
+	19, // 19: weft.v1.ObserveResponse.lost:type_name -> weft.v1.Lost
+	34, // 20: weft.v1.Lost.from:type_name -> google.protobuf.Timestamp
+	34, // 21: weft.v1.Lost.to:type_name -> google.protobuf.Timestamp
+	22, // 22: weft.v1.CniAddResponse.ips:type_name -> weft.v1.CniIp
+	23, // 23: weft.v1.CniAddResponse.routes:type_name -> weft.v1.CniRoute
+	31, // 24: weft.v1.CniGcRequest.valid:type_name -> weft.v1.CniAttachment
+	2,  // 25: weft.v1.Node.Status:input_type -> weft.v1.StatusRequest
+	10, // 26: weft.v1.Node.ListTable:input_type -> weft.v1.ListTableRequest
+	17, // 27: weft.v1.Node.Observe:input_type -> weft.v1.ObserveRequest
+	13, // 28: weft.v1.Node.WaitApplied:input_type -> weft.v1.WaitAppliedRequest
+	20, // 29: weft.v1.Cni.Add:input_type -> weft.v1.CniAddRequest
+	24, // 30: weft.v1.Cni.Del:input_type -> weft.v1.CniDelRequest
+	26, // 31: weft.v1.Cni.Check:input_type -> weft.v1.CniCheckRequest
+	28, // 32: weft.v1.Cni.Ready:input_type -> weft.v1.CniReadyRequest
+	30, // 33: weft.v1.Cni.Gc:input_type -> weft.v1.CniGcRequest
+	3,  // 34: weft.v1.Node.Status:output_type -> weft.v1.StatusResponse
+	11, // 35: weft.v1.Node.ListTable:output_type -> weft.v1.ListTableResponse
+	18, // 36: weft.v1.Node.Observe:output_type -> weft.v1.ObserveResponse
+	14, // 37: weft.v1.Node.WaitApplied:output_type -> weft.v1.WaitAppliedResponse
+	21, // 38: weft.v1.Cni.Add:output_type -> weft.v1.CniAddResponse
+	25, // 39: weft.v1.Cni.Del:output_type -> weft.v1.CniDelResponse
+	27, // 40: weft.v1.Cni.Check:output_type -> weft.v1.CniCheckResponse
+	29, // 41: weft.v1.Cni.Ready:output_type -> weft.v1.CniReadyResponse
+	32, // 42: weft.v1.Cni.Gc:output_type -> weft.v1.CniGcResponse
+	34, // [34:43] is the sub-list for method output_type
+	25, // [25:34] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_api_weft_v1_weft_proto_init() }
@@ -2449,7 +2538,7 @@ func file_api_weft_v1_weft_proto_init() {
 	if File_api_weft_v1_weft_proto != nil {
 		return
 	}
-	file_api_weft_v1_weft_proto_msgTypes[15].OneofWrappers = []any{
+	file_api_weft_v1_weft_proto_msgTypes[16].OneofWrappers = []any{
 		(*ObserveResponse_Flow)(nil),
 		(*ObserveResponse_Lost)(nil),
 	}
@@ -2459,7 +2548,7 @@ func file_api_weft_v1_weft_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_weft_v1_weft_proto_rawDesc), len(file_api_weft_v1_weft_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   31,
+			NumMessages:   32,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
