@@ -5,14 +5,21 @@ package scenario
 import (
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/weft-mesh/weft/internal/lab/api"
+	"github.com/weft-mesh/weft/internal/lab/layout"
 )
 
 // waitTime is how long scripts wait for what must come.
@@ -35,6 +42,7 @@ const (
 //	address VAR NS/POD         sets ${VAR}4 and ${VAR}6, also of nodes
 //	reach FILE                 who reaches whom; see reach_test.go
 //	flow NODE FIELD=VALUE...   waits for such a flow; ! flow: there is none
+//	kill-daemon                SIGKILL for the lab's daemon
 //	drops NODE [REASON...]     the reasons for which the node's agent has dropped
 //	                           packets are these, each REASON or REASON=PACKETS
 func commands() map[string]func(*testscript.TestScript, bool, []string) {
@@ -44,10 +52,13 @@ func commands() map[string]func(*testscript.TestScript, bool, []string) {
 		"reach":   reach,
 		"flow":    flow,
 		"drops":   drops,
+
+		"kill-daemon": killDaemon,
 	}
 	for name := range prefixes {
 		m[name] = func(ts *testscript.TestScript, neg bool, args []string) {
-			check(ts, neg, run(ts, name, args))
+			argv := expand(ts, name, args)
+			check(ts, neg, ts.Exec(argv[0], argv[1:]...))
 		}
 	}
 	return m
@@ -65,15 +76,14 @@ var prefixes = map[string]func(args []string) []string{
 	},
 }
 
-func run(ts *testscript.TestScript, name string, args []string) error {
+func expand(ts *testscript.TestScript, name string, args []string) []string {
 	if len(args) == 0 {
 		ts.Fatalf("usage: %s ARG...", name)
 	}
-	argv := args
-	if name != "exec" {
-		argv = prefixes[name](args)
+	if name == "exec" {
+		return args
 	}
-	return ts.Exec(argv[0], argv[1:]...)
+	return prefixes[name](args)
 }
 
 // await looks again and again until look has nothing to complain about.
@@ -97,15 +107,31 @@ func until(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	want, err := regexp.Compile("(?m)" + args[0])
 	ts.Check(err)
-	await(ts, func() error {
-		if err := run(ts, args[1], args[2:]); err != nil {
-			return fmt.Errorf("%w: %s", err, ts.ReadFile("stderr"))
+	argv := expand(ts, args[1], args[2:])
+	var out string
+	await(ts, func() (err error) {
+		if out, err = quietly(ts, argv); err != nil {
+			return err
 		}
-		if out := ts.ReadFile("stdout"); !want.MatchString(out) {
+		if !want.MatchString(out) {
 			return fmt.Errorf("the output does not match %s:\n%s", want, out)
 		}
 		return nil
 	})
+	_, err = io.WriteString(ts.Stdout(), out)
+	ts.Check(err)
+}
+
+// quietly runs a command without a word in the log of the script: most of its
+// runs are of no interest.
+func quietly(ts *testscript.TestScript, argv []string) (string, error) {
+	if argv[0] == "weft" {
+		return labOf(ts).Weft(ctxOf(ts), argv[1:]...)
+	}
+	cmd := exec.CommandContext(ctxOf(ts), argv[0], argv[1:]...)
+	cmd.Dir = ts.MkAbs(".")
+	out, err := cmd.Output()
+	return string(out), err
 }
 
 // labStatus asks the script's lab.
@@ -165,4 +191,17 @@ func drops(ts *testscript.TestScript, neg bool, args []string) {
 	if len(want) > 0 {
 		ts.Check(errors.New(args[0] + " has not dropped anything for " + strings.Join(want, ", ")))
 	}
+}
+
+func killDaemon(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 0 {
+		ts.Fatalf("usage: kill-daemon")
+	}
+	lay, err := layout.New(labOf(ts).Name)
+	ts.Check(err)
+	pids, err := os.ReadFile(filepath.Join(lay.DaemonCgroup(), "cgroup.procs"))
+	ts.Check(err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(pids)))
+	ts.Check(err)
+	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
 }
