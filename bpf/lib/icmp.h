@@ -6,7 +6,7 @@
 
 /* Reads the packet quoted in the ICMP error p into *q, which must be zero:
  * addresses, protocol, ports, and l4_off in this frame. Returns false where it
- * is cut off or a later fragment. */
+ * is cut off, or a later fragment whose first was not seen. */
 static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct packet *p,
 					 struct packet *q)
 {
@@ -19,12 +19,12 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 
 		if (bpf_skb_load_bytes(skb, off, &ip, sizeof(ip)) || ip.version != 4 || ip.ihl < 5)
 			return false;
-		if (bpf_ntohs(ip.frag_off) & IP_OFFSET)
-			return false;
 		addr_from_v4(&q->src, ip.saddr);
 		addr_from_v4(&q->dst, ip.daddr);
 		q->protocol = ip.protocol;
 		q->l4_off = off + ip.ihl * 4;
+		q->later_fragment = bpf_ntohs(ip.frag_off) & IP_OFFSET;
+		q->fragment_id = (__u32)ip.id << 16;
 	} else {
 		struct ipv6hdr ip;
 
@@ -34,15 +34,22 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 		addr_from_v6(&q->dst, &ip.daddr);
 		q->protocol = ip.nexthdr;
 		q->l4_off = off + sizeof(ip);
-		if (skip_extensions(skb, q) || q->later_fragment)
+		if (skip_extensions(skb, q))
 			return false;
 	}
+	if (q->later_fragment)
+		return fragment_ports(q);
 	if (bpf_skb_load_bytes(skb, q->l4_off, head, sizeof(head)))
 		return false;
-	if (q->protocol == IPPROTO_ICMP || q->protocol == IPPROTO_ICMPV6) {
+	switch (q->protocol) {
+	case IPPROTO_ICMP:
+	case IPPROTO_ICMPV6:
 		q->sport = head[2];
 		q->dport = head[2];
-	} else {
+		break;
+	case IPPROTO_TCP:
+	case IPPROTO_UDP:
+	case IPPROTO_SCTP:
 		q->sport = head[0];
 		q->dport = head[1];
 	}
@@ -82,7 +89,7 @@ static __always_inline int replace_quoted(struct __sk_buff *skb, const struct pa
 					to->b, 16, 0))
 			return DROP_REWRITE;
 	}
-	if (from_port == to_port)
+	if (q->later_fragment || from_port == to_port)
 		return 0;
 	if (bpf_l4_csum_replace(skb, icmp_csum, from_port, to_port, 2) ||
 	    bpf_skb_store_bytes(skb, port_off, &to_port, 2, 0))

@@ -338,5 +338,28 @@ func TestErrorToPod(t *testing.T) {
 				fix.fromA(t, e, w)
 			})
 		}
+		t.Run("about a later fragment whose first was seen", func(t *testing.T) {
+			fix.Reset()
+			first, second, _ := fragments(in)
+			fix.Run(fix.objects.FromPod, pt.In{Device: pt.PodB, Frame: first.Bytes()})
+			fix.Forget()
+			e := good.With(func(p *pt.Packet) { p.Payload = second.L3()[:headers+8] })
+			if f.V6 {
+				e.Payload = second.L3()[:headers+8+8] // behind the fragment header
+			}
+			fix.fromA(t, e, pt.Want{
+				Verdict: pt.Redirect, Frame: delivered(e, pt.MACB, pt.HostMACB), Count: []string{"local-pod"}, Conns: conn(in, "1/0"),
+			})
+		})
+		t.Run("about a protocol without ports", func(t *testing.T) {
+			fix.Reset()
+			gre := in.With(func(p *pt.Packet) { p.Protocol, p.Payload = 47, payload(16) })
+			fix.Run(fix.objects.FromPod, pt.In{Device: pt.PodB, Frame: gre.Bytes()})
+			fix.Forget()
+			e := unreachable(f, gre)
+			fix.fromA(t, e, pt.Want{
+				Verdict: pt.Redirect, Frame: delivered(e, pt.MACB, pt.HostMACB), Count: []string{"local-pod"}, Conns: conn(gre, "1/0"),
+			})
+		})
 	})
 }
