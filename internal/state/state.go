@@ -19,6 +19,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
 // Node is a machine of the cluster. Name is unique.
@@ -77,10 +78,11 @@ type Endpoint struct {
 // Policy is a policy object as written. Exactly one of the spec pointers is
 // set, and says which kind it is.
 type Policy struct {
-	Kind          string                          `json:"kind"`
-	Namespace     string                          `json:"namespace"`
-	Name          string                          `json:"name"`
-	NetworkPolicy *networkingv1.NetworkPolicySpec `json:"networkPolicy,omitempty"`
+	Kind                 string                                   `json:"kind"`
+	Namespace            string                                   `json:"namespace"` // empty for a ClusterNetworkPolicy
+	Name                 string                                   `json:"name"`
+	NetworkPolicy        *networkingv1.NetworkPolicySpec          `json:"networkPolicy,omitempty"`
+	ClusterNetworkPolicy *policyv1alpha2.ClusterNetworkPolicySpec `json:"clusterNetworkPolicy,omitempty"`
 }
 
 // Identity is a number for a distinct (namespace, namespace labels, service

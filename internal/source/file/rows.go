@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 
 	"github.com/weft-mesh/weft/internal/source/manifest"
 	"github.com/weft-mesh/weft/internal/state"
@@ -35,6 +36,8 @@ func newObject(o *manifest.Object) *object {
 		out.row = &state.Endpoint{Namespace: x.Namespace, Name: x.Name, Service: x.Labels[discoveryv1.LabelServiceName], Slice: x}
 	case *networkingv1.NetworkPolicy:
 		out.row = &state.Policy{Kind: "NetworkPolicy", Namespace: x.Namespace, Name: x.Name, NetworkPolicy: &x.Spec}
+	case *policyv1alpha2.ClusterNetworkPolicy:
+		out.row = &state.Policy{Kind: "ClusterNetworkPolicy", Name: x.Name, ClusterNetworkPolicy: &x.Spec}
 	}
 	return out
 }
