@@ -25,7 +25,8 @@ import (
 // again, and Ready names it.
 func (s *Server) Restore(ctx context.Context) error {
 	if err := s.bury(ctx); err != nil {
-		return fmt.Errorf("carry out deletions from before the start: %w", err)
+		// Run tries again; a note that nobody can read must not keep all pods down.
+		s.log.Error("tombstones are not all carried out", "error", err)
 	}
 	list, err := s.attachments()
 	if err != nil {

@@ -77,7 +77,10 @@ type door struct{ mu sync.RWMutex }
 
 func (d *door) shut() { d.mu.Lock() }
 func (d *door) open() { d.mu.Unlock() }
-func (d *door) wait() { d.mu.RLock(); d.mu.RUnlock() }
+func (d *door) wait() {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+}
 
 func (r *runtime) plugin(out *bytes.Buffer) *plugin.Plugin {
 	return &plugin.Plugin{Stdout: out, Timeouts: plugin.DefaultTimeouts}

@@ -296,17 +296,24 @@ func (g *gate) isDead() bool {
 	return g.dead
 }
 
+// read lets what changes nothing through, while the agent lives.
+func (g *gate) read(f func() error) error {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	if g.dead {
+		return errDead
+	}
+	return f()
+}
+
+// pass lets one step through.
 func (g *gate) pass(f func() error) error {
 	g.mu.RLock()
 	counted := g.before+g.after > 0
-	if !counted {
-		defer g.mu.RUnlock()
-		if g.dead {
-			return errDead
-		}
-		return f()
-	}
 	g.mu.RUnlock()
+	if !counted {
+		return g.read(f)
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.steps++
@@ -337,6 +344,26 @@ type gatedNetwork struct {
 func (n *gatedNetwork) CreatePodLink(s netdev.PodLinkSpec) (l *netdev.PodLink, err error) {
 	err = n.g.pass(func() (err error) {
 		l, err = n.Network.CreatePodLink(s)
+		return err
+	})
+	return l, err
+}
+
+func (n *gatedNetwork) CheckPodLink(s netdev.PodLinkSpec) error {
+	return n.g.read(func() error { return n.Network.CheckPodLink(s) })
+}
+
+func (n *gatedNetwork) LinkByName(name string) (l netdev.Link, ok bool, err error) {
+	err = n.g.read(func() (err error) {
+		l, ok, err = n.Network.LinkByName(name)
+		return err
+	})
+	return l, ok, err
+}
+
+func (n *gatedNetwork) PodLinks() (l []netdev.Link, err error) {
+	err = n.g.read(func() (err error) {
+		l, err = n.Network.PodLinks()
 		return err
 	})
 	return l, err
