@@ -27,7 +27,7 @@ import (
 
 const (
 	uplinkMTU = 1500
-	worldMTU  = 1400 // of the link behind the router: the way to the outside is narrower
+	worldMTU  = 1400 // of the router's way to the world
 	tunnelMTU = uplinkMTU - 50
 )
 
@@ -42,8 +42,10 @@ type host struct {
 type weftNode struct {
 	host
 	net      *netdev.Net
+	folder   string // of the pins
 	maps     *pin.Maps
 	pods     *pod.Datapath
+	wired    []*pod.Endpoint
 	cidrs    []netip.Prefix
 	gateways []netip.Addr
 }
@@ -94,20 +96,20 @@ func (h host) set(t *testing.T, key, value string) {
 	}
 }
 
-// ip runs commands of ip(8).
-func (h host) ip(t *testing.T, lines ...string) {
+// ip runs commands of ip(8) and returns what they say.
+func (h host) ip(t *testing.T, lines ...string) string {
 	t.Helper()
-	err := h.Do(func() error {
+	var out []byte
+	err := h.Do(func() (err error) {
 		cmd := exec.Command("ip", "-batch", "-")
 		cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("ip: %w: %s", err, out)
-		}
-		return nil
+		out, err = cmd.CombinedOutput()
+		return err
 	})
 	if err != nil {
-		t.Fatalf("%s: %v\n%s", h.name, err, strings.Join(lines, "\n"))
+		t.Fatalf("%s: %v: %s\n%s", h.name, err, out, strings.Join(lines, "\n"))
 	}
+	return string(out)
 }
 
 func newCluster(t *testing.T, tunnel bool) *cluster {
@@ -135,9 +137,11 @@ func (c *cluster) underlay() {
 	c.router.ip(c.t,
 		"link add br0 type bridge", "link set br0 mtu 1500 up",
 		"addr add 172.30.0.254/24 dev br0", "addr add fd00:172:30::fe/64 dev br0 nodad",
-		fmt.Sprintf("link add world mtu %d type veth peer name eth0 netns %s mtu %d", worldMTU, c.world.Path(), worldMTU),
+		fmt.Sprintf("link add world mtu %d type veth peer name eth0 netns %s mtu %d", uplinkMTU, c.world.Path(), uplinkMTU),
 		"link set world up", "addr add 198.51.100.1/24 dev world", "addr add 2001:db8::1/64 dev world nodad",
-		"route add 203.0.113.0/24 via 198.51.100.7", "route add 2001:db8:1::/64 via 2001:db8::7",
+		// narrower than both ends know, so that they do not agree on it in their SYNs
+		fmt.Sprintf("route add 198.51.100.7 dev world mtu lock %d", worldMTU), fmt.Sprintf("route add 2001:db8::7 dev world mtu %d", worldMTU),
+		fmt.Sprintf("route add 203.0.113.7 via 198.51.100.7 mtu lock %d", worldMTU), fmt.Sprintf("route add 2001:db8:1::7 via 2001:db8::7 mtu %d", worldMTU),
 	)
 	c.world.ip(c.t,
 		"link set eth0 up",
@@ -166,13 +170,16 @@ func (c *cluster) node(name string, number int) *weftNode {
 	)
 	c.must(n.Do(func() (err error) { n.net, err = netdev.Open(); return err }), "open "+name)
 	c.t.Cleanup(func() { n.net.Close() })
-	c.load(n)
+	n.folder = bpffs.New(c.t) + "/" + name
+	c.load(n, 4096)
 	return n
 }
 
-func (c *cluster) load(n *weftNode) {
+// load puts the datapath in force, as an agent does when it starts: what an
+// earlier one left is adopted, and migrated where room is another.
+func (c *cluster) load(n *weftNode, room int) {
 	c.t.Helper()
-	maps, err := pin.Open(bpffs.New(c.t)+"/"+n.name, pin.Sizes{Conntrack: 4096, NAT: 4096, Events: 256 << 10})
+	maps, err := pin.Open(n.folder, pin.Sizes{Conntrack: room, NAT: room, Events: 256 << 10})
 	c.must(err, "open maps")
 	c.t.Cleanup(func() { maps.Close() })
 	n.maps = maps
@@ -196,6 +203,10 @@ func (c *cluster) load(n *weftNode) {
 	c.must(err, "load")
 	c.t.Cleanup(func() { n.pods.Close() })
 	c.must(n.Do(func() error { return nodes.Attach(node.Device{Name: "eth0", Ifindex: uplink.Index}, tunnel) }), "attach")
+	for _, ep := range n.wired {
+		c.must(n.Do(func() error { return n.pods.Attach(ep) }), "attach a pod again")
+	}
+	c.must(maps.FinishMigration(), "finish the migration")
 }
 
 // introduce tells n where everything is.
@@ -247,6 +258,7 @@ func (c *cluster) pod(n *weftNode, name string, last int) host {
 	ep := &pod.Endpoint{Device: l.Name, Ifindex: l.Ifindex, MAC: l.PodMAC, HostMAC: l.HostMAC, IPs: h.ips, Identity: 300 + uint64(last)}
 	c.must(n.Do(func() error { return n.pods.Attach(ep) }), "attach pod "+name)
 	c.must(n.pods.Attached(ep), "pod "+name)
+	n.wired = append(n.wired, ep)
 	return h
 }
 

@@ -125,7 +125,31 @@ func (h host) tcp(to netip.Addr, size int) (netip.Addr, error) {
 	return netip.ParseAddr(strings.TrimSpace(line))
 }
 
-// udp does the same with one datagram. It is sent up to tries times: a first one
+// chat sends and receives on c until stop is closed.
+func chat(c net.Conn, stop <-chan struct{}) error {
+	r := bufio.NewReader(c)
+	_ = c.SetDeadline(time.Now().Add(2 * timeout))
+	if _, err := r.ReadString('\n'); err != nil {
+		return err
+	}
+	sent, got := payload(200), make([]byte, 200)
+	for turn := 0; ; turn++ {
+		select {
+		case <-stop:
+			return nil
+		default:
+		}
+		_ = c.SetDeadline(time.Now().Add(timeout))
+		if _, err := c.Write(sent); err != nil {
+			return fmt.Errorf("turn %d with %s: %w", turn, c.RemoteAddr(), err)
+		}
+		if _, err := io.ReadFull(r, got); err != nil {
+			return fmt.Errorf("turn %d with %s: %w", turn, c.RemoteAddr(), err)
+		}
+	}
+}
+
+// udp does the same as tcp with one datagram. It is sent up to tries times: a first one
 // may be lost where the sender has to learn the MTU of the way.
 func (h host) udp(to netip.Addr, size, tries int) (netip.Addr, error) {
 	c, err := h.dial("udp", to)

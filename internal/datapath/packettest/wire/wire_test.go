@@ -29,6 +29,9 @@ func testCluster(t *testing.T, tunnel bool) {
 	}
 	c.world.serve(t, c.plain...)
 	t.Run("reach", func(t *testing.T) { c.testReach(t) })
+	t.Run("MTU", func(t *testing.T) { c.testMTU(t) })
+	t.Run("neighbours", func(t *testing.T) { c.testNeighbours(t) })
+	t.Run("restart", func(t *testing.T) { c.testRestart(t) })
 	t.Run("no drops", func(t *testing.T) { c.checkNoDrops(t) })
 	t.Run("TTL", func(t *testing.T) { c.testTTL(t) })
 	t.Run("spoofing", func(t *testing.T) { c.testSpoofing(t) })
@@ -86,6 +89,70 @@ func (c *cluster) testReach(t *testing.T) {
 				seen, err = w.from.udp(w.to[i], 8000, 5)
 				check("UDP in fragments", seen, err)
 			})
+		}
+	}
+}
+
+// testMTU: the large transfers before taught the pod how wide the way is.
+func (c *cluster) testMTU(t *testing.T) {
+	for name, to := range map[string][]netip.Addr{"masqueraded": c.world.ips, "not masqueraded": c.plain} {
+		for _, a := range to {
+			if out := c.a.ip(t, "route get "+a.String()); !strings.Contains(out, fmt.Sprintf(" mtu %d", worldMTU)) {
+				t.Errorf("%s: the pod has not learned the MTU of the way to %s: %s", name, a, out)
+			}
+		}
+	}
+}
+
+// testNeighbours: the datapath answers for the gateway where the pod has
+// forgotten what it was told.
+func (c *cluster) testNeighbours(t *testing.T) {
+	host, _ := netdev.MACs("a/eth0")
+	for i, gateway := range c.node1.gateways {
+		for range 2 {
+			c.a.ip(t, fmt.Sprintf("neigh del %s dev eth0", gateway))
+			if out, err := c.a.ping(c.world.ips[i]); err != nil {
+				t.Errorf("ping: %v\n%s", err, out)
+			}
+			if out := c.a.ip(t, fmt.Sprintf("neigh show %s", gateway)); !strings.Contains(out, host.String()) {
+				t.Errorf("neighbour %s: %q, want %s", gateway, out, host)
+			}
+		}
+	}
+}
+
+// testRestart: agents come and go, with other map sizes each, while connections
+// of every kind carry on; not one may end.
+func (c *cluster) testRestart(t *testing.T) {
+	stop := make(chan struct{})
+	var talks []chan error
+	for i := range c.a.ips {
+		for _, to := range []netip.Addr{c.b.ips[i], c.c.ips[i], c.world.ips[i], c.plain[i], c.node1.ips[i]} {
+			conn, err := c.a.dial("tcp", to)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			talk := make(chan error, 1)
+			talks = append(talks, talk)
+			go func() { talk <- chat(conn, stop) }()
+		}
+	}
+	for i := range 6 {
+		for _, n := range []*weftNode{c.node1, c.node2} {
+			if err := n.pods.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := n.maps.Close(); err != nil {
+				t.Error(err)
+			}
+			c.load(n, 4096+(i/2)*512) // every other restart migrates
+		}
+	}
+	close(stop)
+	for _, talk := range talks {
+		if err := <-talk; err != nil {
+			t.Error(err)
 		}
 	}
 }
