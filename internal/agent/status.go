@@ -129,7 +129,7 @@ func (c *statusCache) readKernel() error {
 	c.programs = nil
 	for _, a := range attached {
 		c.programs = append(c.programs, &weftv1.Program{
-			Name: a.Program, Attach: "tcx " + a.Hook, Device: a.Device, Id: a.ProgramID,
+			Name: a.Program, Attach: "tcx " + a.Hook, Device: a.Device, Id: a.ProgramID, LinkId: a.LinkID,
 		})
 	}
 	fills, err := c.agent.maps.Fills()

@@ -116,7 +116,7 @@ func nodeState() *weftv1.StatusResponse {
 		Node: "node1", Version: "v0.1.0", Started: &timestamppb.Timestamp{Seconds: 1770000000}, Routing: "vxlan", Mtu: 1450,
 		Components: []*weftv1.Component{{Name: "source", Ready: true}, {Name: "datapath", Message: "attach pod program to eth0: permission denied"}},
 		Pods:       []*weftv1.PodStatus{{Namespace: "shop", Name: "web", ContainerId: "c0ffee", Ips: []string{"10.244.1.5", "fd00:10:244:1::5"}, Interface: "wf0123456789", Identity: 256}},
-		Programs:   []*weftv1.Program{{Name: "weft_pod_ingress", Attach: "tcx ingress", Device: "wf0123456789", Id: 41}},
+		Programs:   []*weftv1.Program{{Name: "weft_pod_ingress", Attach: "tcx ingress", Device: "wf0123456789", Id: 41, LinkId: 7}},
 		Maps:       []*weftv1.MapFill{{Name: "conntrack", Entries: 1234, MaxEntries: 262144}},
 		Forwarded:  []*weftv1.Counter{{Name: "same-node", Packets: 100, Bytes: 6000}},
 		Events:     &weftv1.Events{Generated: 1200, Lost: 200, Received: 1000, ReportedLost: 199},

@@ -95,6 +95,7 @@ type programStatus struct {
 	Attach string `json:"attach"`
 	Device string `json:"device"`
 	ID     uint32 `json:"id"`
+	LinkID uint32 `json:"linkID"`
 }
 
 type mapStatus struct {
@@ -124,7 +125,7 @@ func toNodeStatus(r *weftv1.StatusResponse) *nodeStatus {
 			}
 		}),
 		Programs: each(r.Programs, func(p *weftv1.Program) programStatus {
-			return programStatus{Name: p.Name, Attach: p.Attach, Device: p.Device, ID: p.Id}
+			return programStatus{Name: p.Name, Attach: p.Attach, Device: p.Device, ID: p.Id, LinkID: p.LinkId}
 		}),
 		Maps: each(r.Maps, func(m *weftv1.MapFill) mapStatus {
 			return mapStatus{Name: m.Name, Entries: m.Entries, MaxEntries: m.MaxEntries}

@@ -544,11 +544,14 @@ func (x *PodStatus) GetIdentity() uint64 {
 }
 
 type Program struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Attach        string                 `protobuf:"bytes,2,opt,name=attach,proto3" json:"attach,omitempty"` // "tcx ingress", "tcx egress"
-	Device        string                 `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
-	Id            uint32                 `protobuf:"varint,4,opt,name=id,proto3" json:"id,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Attach string                 `protobuf:"bytes,2,opt,name=attach,proto3" json:"attach,omitempty"` // "tcx ingress", "tcx egress"
+	Device string                 `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
+	Id     uint32                 `protobuf:"varint,4,opt,name=id,proto3" json:"id,omitempty"`
+	// Of the kernel's link between device and program: the same for as long as
+	// the device is never without one.
+	LinkId        uint32 `protobuf:"varint,5,opt,name=link_id,json=linkId,proto3" json:"link_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -607,6 +610,13 @@ func (x *Program) GetDevice() string {
 func (x *Program) GetId() uint32 {
 	if x != nil {
 		return x.Id
+	}
+	return 0
+}
+
+func (x *Program) GetLinkId() uint32 {
+	if x != nil {
+		return x.LinkId
 	}
 	return 0
 }
@@ -2280,12 +2290,13 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\fcontainer_id\x18\x03 \x01(\tR\vcontainerId\x12\x10\n" +
 	"\x03ips\x18\x04 \x03(\tR\x03ips\x12\x1c\n" +
 	"\tinterface\x18\x05 \x01(\tR\tinterface\x12\x1a\n" +
-	"\bidentity\x18\x06 \x01(\x04R\bidentity\"]\n" +
+	"\bidentity\x18\x06 \x01(\x04R\bidentity\"v\n" +
 	"\aProgram\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06attach\x18\x02 \x01(\tR\x06attach\x12\x16\n" +
 	"\x06device\x18\x03 \x01(\tR\x06device\x12\x0e\n" +
-	"\x02id\x18\x04 \x01(\rR\x02id\"X\n" +
+	"\x02id\x18\x04 \x01(\rR\x02id\x12\x17\n" +
+	"\alink_id\x18\x05 \x01(\rR\x06linkId\"X\n" +
 	"\aMapFill\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aentries\x18\x02 \x01(\x04R\aentries\x12\x1f\n" +

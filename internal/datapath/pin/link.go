@@ -109,6 +109,7 @@ type Attached struct {
 	Device    string
 	Hook      string // "ingress" or "egress"
 	Ifindex   int    // 0: the device has gone
+	LinkID    uint32 // the same for as long as the device is never without a program
 	ProgramID uint32
 	Program   string
 }
@@ -148,6 +149,7 @@ func (a *Attached) read(path string) error {
 		return fmt.Errorf("read link of %s: %w", a.Device, err)
 	}
 	a.Ifindex = linkIfindex(l)
+	a.LinkID = uint32(info.ID)
 	a.ProgramID = uint32(info.Program)
 	prog, err := ebpf.NewProgramFromID(info.Program)
 	if err != nil {
