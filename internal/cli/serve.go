@@ -17,7 +17,7 @@ import (
 // newServeCommand holds small servers for pods of examples.
 func newServeCommand(s IO) *cobra.Command {
 	cmd := &cobra.Command{Use: "serve", Short: "Run a small server, for examples and tests", Args: cobra.NoArgs}
-	cmd.AddCommand(newServeHTTPCommand(s), newServeEchoCommand(s))
+	cmd.AddCommand(newServeHTTPCommand(s), newServeEchoCommand(s), newServeProberCommand(s))
 	return cmd
 }
 
