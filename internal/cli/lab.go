@@ -131,9 +131,14 @@ func newLabUpCommand(s IO, l *labFlag) *cobra.Command {
 			if cfg.Weft, err = os.Executable(); err != nil {
 				return fmt.Errorf("find the executable of weft: %w", err)
 			}
-			return report(s, func(progress func(string)) error {
+			err = report(s, func(progress func(string)) error {
 				return c.Up(cmd.Context(), cfg, files, f.timeout, progress)
 			})
+			var not *lab.NotInForce
+			if errors.As(err, &not) {
+				fmt.Fprintln(s.Err, "the lab is up all the same: see `weft lab status`, or remove it with `weft lab down`")
+			}
+			return err
 		},
 	}
 	f.register(cmd)

@@ -49,7 +49,10 @@ func (r *Refused) Error() string {
 }
 
 // NotInForce is what was done but does not hold, and why.
-type NotInForce struct{ Failures []string }
+type NotInForce struct {
+	Failures []string
+	broken   bool
+}
 
 func (n *NotInForce) Error() string { return "not in force:\n  " + strings.Join(n.Failures, "\n  ") }
 
@@ -102,7 +105,12 @@ func (c *Client) Up(ctx context.Context, cfg daemon.Config, files []api.File, ti
 	if err := c.start(ctx, cfg); err != nil {
 		return errors.Join(err, c.remove(context.WithoutCancel(ctx)))
 	}
-	return c.stream(ctx, api.PathUp, api.Files{Files: files, Timeout: timeout}, progress)
+	err := c.stream(ctx, api.PathUp, api.Files{Files: files, Timeout: timeout}, progress)
+	var not *NotInForce
+	if errors.As(err, &not) && not.broken {
+		return errors.Join(err, c.Down(context.WithoutCancel(ctx)))
+	}
+	return err
 }
 
 // start starts the daemon in its own session and cgroup and waits until it
@@ -242,6 +250,9 @@ func (c *Client) stream(ctx context.Context, path string, body any, progress fun
 	lines := bufio.NewReader(resp.Body)
 	for {
 		b, err := lines.ReadBytes('\n')
+		if ctx.Err() != nil {
+			return fmt.Errorf("interrupted; the lab goes on with it: %w", ctx.Err())
+		}
 		if err != nil {
 			return fmt.Errorf("the lab's daemon ended in the middle (see %s): %w", c.layout.DaemonLog(), err)
 		}
@@ -255,7 +266,7 @@ func (c *Client) stream(ctx context.Context, path string, body any, progress fun
 		case len(r.Refused) > 0:
 			return &Refused{r.Refused}
 		case len(r.Failures) > 0:
-			return &NotInForce{r.Failures}
+			return &NotInForce{r.Failures, r.Broken}
 		default:
 			return nil
 		}

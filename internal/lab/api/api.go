@@ -54,6 +54,8 @@ type Result struct {
 	Refused []state.SourceError `json:"refused,omitempty"`
 	// Failures is what was not done or is not in force, and why.
 	Failures []string `json:"failures,omitempty"`
+	// Broken says that there is no lab to speak of: its nodes could not be made.
+	Broken bool `json:"broken,omitempty"`
 }
 
 // Error is the answer to a request that was refused.

@@ -50,12 +50,11 @@ func (l *Lab) delete(ctx context.Context, files []api.File) *api.Result {
 	if len(errs) > 0 {
 		return &api.Result{Refused: errs}
 	}
-	ids := make([]model.ID, 0, len(objects))
-	for _, o := range objects {
-		ids = append(ids, o.Ref)
-	}
 	var changes []model.Change
-	l.update(func(c *model.Cluster) { changes = c.Delete(ids) })
+	l.update(func(c *model.Cluster) { changes, errs = c.Delete(objects) })
+	if len(errs) > 0 {
+		return &api.Result{Refused: errs}
+	}
 	return &api.Result{Failures: l.await(ctx, l.announce(changes))}
 }
 

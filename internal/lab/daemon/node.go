@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/weft-mesh/weft/internal/lab/api"
 	"github.com/weft-mesh/weft/internal/lab/cgroup"
 	"github.com/weft-mesh/weft/internal/lab/logfile"
 	"github.com/weft-mesh/weft/internal/lab/model"
@@ -66,21 +67,33 @@ func newNode(l *Lab, m model.Node) (*labNode, error) {
 func (n *labNode) netnsPath() string { return netdev.NetNSPath(n.netns) }
 
 // setup makes the underlay and the nodes, starts the agents and waits for them
-// to be ready.
-func (l *Lab) setup(ctx context.Context) error {
-	l.setupOnce.Do(func() { l.setupErr = l.setupNetwork() })
+// to be ready. It returns nil if all went well.
+func (l *Lab) setup(ctx context.Context) *api.Result {
+	l.setupOnce.Do(func() {
+		if l.setupErr = l.setupNetwork(); l.setupErr == nil {
+			go l.reconcile()
+			l.kick()
+		}
+	})
 	if l.setupErr != nil {
-		return l.setupErr
+		return &api.Result{Failures: []string{l.setupErr.Error()}, Broken: true}
 	}
-	go l.reconcile()
-	l.kick()
 	errs := make([]error, len(l.nodes))
 	var wg sync.WaitGroup
 	for i, n := range l.nodes {
 		wg.Go(func() { errs[i] = n.startAgent(ctx) })
 	}
 	wg.Wait()
-	return errors.Join(errs...)
+	var failures []string
+	for _, err := range errs {
+		if err != nil {
+			failures = append(failures, err.Error())
+		}
+	}
+	if failures == nil {
+		return nil
+	}
+	return &api.Result{Failures: failures}
 }
 
 func (l *Lab) setupNetwork() error {

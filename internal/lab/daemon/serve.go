@@ -49,8 +49,8 @@ func Run(ctx context.Context, cfg Config, lay layout.Layout, log *slog.Logger) e
 func (l *Lab) handler(stop chan<- struct{}) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+api.PathUp, l.files(func(ctx context.Context, files []api.File) *api.Result {
-		if err := l.setup(ctx); err != nil {
-			return &api.Result{Failures: []string{err.Error()}}
+		if failed := l.setup(ctx); failed != nil {
+			return failed
 		}
 		return l.apply(ctx, files)
 	}))

@@ -178,26 +178,28 @@ func outcome(old, now Object) Outcome {
 	return Changed
 }
 
-// Delete takes objects away; a namespace goes with everything in it.
-func (c *Cluster) Delete(ids []ID) []Change {
-	changes := make([]Change, 0, len(ids))
-	for _, id := range ids {
-		if _, ok := c.objects[id]; !ok {
-			changes = append(changes, Change{ID: id, Outcome: Missing})
-			continue
-		}
-		delete(c.objects, id)
-		changes = append(changes, Change{ID: id, Outcome: Deleted})
-		if id.Kind != "Namespace" {
-			continue
-		}
-		for other := range c.objects {
-			if other.Namespace == id.Name {
-				delete(c.objects, other)
-			}
+// Delete takes objects away, all or none; a namespace goes with everything in
+// it. An object that is not there is no error.
+func (c *Cluster) Delete(objects []manifest.Object) ([]Change, []state.SourceError) {
+	for _, m := range objects {
+		if m.Ref == namespaceID(metav1.NamespaceDefault) {
+			return nil, []state.SourceError{{File: m.File, Document: m.Document, Field: "metadata.name",
+				Message: `"default": this namespace is always there and cannot be deleted`}}
 		}
 	}
-	return changes
+	changes := make([]Change, 0, len(objects))
+	for _, m := range objects {
+		if c.objects[m.Ref] == nil {
+			changes = append(changes, Change{ID: m.Ref, Outcome: Missing})
+			continue
+		}
+		delete(c.objects, m.Ref)
+		changes = append(changes, Change{ID: m.Ref, Outcome: Deleted})
+		if m.Ref == namespaceID(m.Name) {
+			maps.DeleteFunc(c.objects, func(id ID, _ Object) bool { return id.Namespace == m.Name })
+		}
+	}
+	return changes, nil
 }
 
 // Get returns an applied object, nil where there is none.

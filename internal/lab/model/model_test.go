@@ -414,6 +414,23 @@ func TestApplyIsAllOrNothing(t *testing.T) {
 	}
 }
 
+func TestDeleteNamespaces(t *testing.T) {
+	w := newWorld(t)
+	namespace := "apiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n"
+	w.apply(fmt.Sprintf(namespace, "other") + "---\n" + strings.Replace(pod("p", ""), "name: p", "name: p, namespace: other", 1) + "---\n" + pod("q", ""))
+	w.settle(func() {})
+	if _, errs := w.Delete(w.decode(fmt.Sprintf(namespace, "default") + "---\n" + pod("q", ""))); len(errs) != 1 || w.Get(model.ID{Kind: "Pod", Namespace: "default", Name: "q"}) == nil {
+		t.Errorf("errors %v: want the namespace default and all else to stay", errs)
+	}
+	if changes, errs := w.Delete(w.decode(fmt.Sprintf(namespace, "other"))); len(errs) > 0 || changes[0].Outcome != model.Deleted {
+		t.Errorf("changes %v, errors %v", changes, errs)
+	}
+	w.settle(func() {})
+	if pods := w.Pods(); len(pods) != 1 || pods[0].Key() != "default/q" {
+		t.Errorf("pods %v: want only default/q", pods)
+	}
+}
+
 func TestLacks(t *testing.T) {
 	w := newWorld(t)
 	id := model.ID{Group: "apps", Kind: "Deployment", Namespace: "default", Name: "web"}
@@ -435,7 +452,7 @@ func TestLacks(t *testing.T) {
 	if got := why(); got != nil {
 		t.Errorf("a ready Deployment lacks %v", got)
 	}
-	w.Delete([]model.ID{id})
+	w.Delete(w.decode(deployment(1, "x")))
 	w.Plan()
 	if diff := cmp.Diff([]string{"is terminating"}, why()); diff != "" {
 		t.Error(diff)

@@ -124,26 +124,6 @@ func (c *CNI) Del(ctx context.Context, p Pod) error {
 	return nil
 }
 
-// Check asks whether a pod is still wired as Add left it.
-func (c *CNI) Check(ctx context.Context, p Pod) error {
-	if err := c.cni.CheckNetworkList(ctx, c.list, p.runtimeConf()); err != nil {
-		return fmt.Errorf("CNI CHECK: %w", err)
-	}
-	return nil
-}
-
-// GC releases everything but the pods that are named.
-func (c *CNI) GC(ctx context.Context, valid []Pod) error {
-	args := &libcni.GCArgs{}
-	for _, p := range valid {
-		args.ValidAttachments = append(args.ValidAttachments, types.GCAttachment{ContainerID: p.ID, IfName: "eth0"})
-	}
-	if err := c.cni.GCNetworkList(ctx, c.list, args); err != nil {
-		return fmt.Errorf("CNI GC: %w", err)
-	}
-	return nil
-}
-
 // nodeExec runs plugins in the network namespace of a node.
 type nodeExec struct {
 	version.PluginDecoder
