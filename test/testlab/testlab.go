@@ -196,6 +196,7 @@ type Program struct {
 	Attach string `json:"attach"`
 	Device string `json:"device"`
 	ID     uint32 `json:"id"`
+	LinkID uint32 `json:"linkID"`
 }
 
 // AgentStatus is what tests read of `weft status -o json`.
