@@ -115,13 +115,16 @@ func (l *Lab) describe(k model.Lack) string {
 	if k.Pod == "" {
 		return fmt.Sprintf("%s: %s", k.ID, k.Why)
 	}
+	l.mu.Lock()
+	w := l.workers[k.Pod]
+	l.mu.Unlock()
+	if w != nil && !w.wired() && w.node.agent.State().Process == "stopped" {
+		k.Why = "is not wired: " + node.ErrStopped.Error()
+	}
 	text := fmt.Sprintf("pod %s on %s: %s", k.Pod, k.Node, k.Why)
 	if k.ID.Kind != "Pod" {
 		text = k.ID.String() + ": " + text
 	}
-	l.mu.Lock()
-	w := l.workers[k.Pod]
-	l.mu.Unlock()
 	if w == nil {
 		return text
 	}

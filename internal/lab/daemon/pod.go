@@ -130,7 +130,7 @@ func (w *worker) retry(ctx context.Context, what string, f func(context.Context)
 // prepare makes the sandbox, if need be with several attempts.
 func (w *worker) prepare(generation uint64) bool {
 	if w.pod.Spec.HostNetwork {
-		w.ips = w.node.IPs
+		w.setIPs(w.node.IPs)
 	} else {
 		// Known to its agent first: then the pod's first packet has its labels.
 		known := func(ctx context.Context) error {
@@ -184,10 +184,21 @@ func (w *worker) wire(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	w.mu.Lock()
-	w.ips = ips
-	w.mu.Unlock()
+	w.setIPs(ips)
 	return nil
+}
+
+func (w *worker) setIPs(ips []netip.Addr) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.ips = ips
+}
+
+// wired tells whether the pod has its addresses.
+func (w *worker) wired() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.ips) > 0
 }
 
 func (w *worker) unwire(ctx context.Context) error {
