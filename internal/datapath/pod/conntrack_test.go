@@ -88,6 +88,11 @@ func TestTCPStates(t *testing.T) {
 			{false, pt.ACK, "new", "1/0 established"},
 			{true, pt.ACK, "", "1/1 replied,established"},
 		},
+		"ACK before the answer": {
+			{false, pt.SYN, "new", "1/0"},
+			{false, pt.ACK, "", "2/0"},
+			{true, synAck, "", "2/1 replied"},
+		},
 		"SYN again": {
 			{false, pt.SYN, "new", "1/0"},
 			{false, pt.SYN, "", "2/0"},

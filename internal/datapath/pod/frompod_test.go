@@ -3,6 +3,7 @@
 package pod
 
 import (
+	"bytes"
 	"encoding/binary"
 	"net"
 	"net/netip"
@@ -484,4 +485,28 @@ func TestNoNextHop(t *testing.T) {
 			})
 		}
 	})
+}
+
+// TestTTLChecksum: decrementing the TTL carries in one of 65,536 header
+// checksums; this finds it.
+func TestTTLChecksum(t *testing.T) {
+	fix := newFixture(t, nil)
+	p := datagram(pt.Families[0], pt.Families[0].B)
+	interesting := map[uint16]bool{0xfeff: true, 0xfefe: true, 0xff00: true, 0xfffe: true, 0x0000: true, 0x0001: true}
+	seen := 0
+	for id := range uint32(65536) {
+		p.ID = id
+		frame := p.Bytes()
+		if !interesting[binary.BigEndian.Uint16(frame[24:])] {
+			continue
+		}
+		seen++
+		got := fix.Run(fix.objects.FromPod, pt.In{Device: pt.PodA, Frame: frame})
+		if want := delivered(p, pt.MACB, pt.HostMACB); !bytes.Equal(want, got.Frame) {
+			t.Errorf("header checksum %#04x became %#04x, want %#04x", frame[24:26], got.Frame[24:26], want[24:26])
+		}
+	}
+	if seen < len(interesting)-1 { // 0xffff and 0 are the same sum
+		t.Errorf("only %d of %d checksums were met", seen, len(interesting))
+	}
 }
