@@ -22,7 +22,7 @@ type GetConfig struct {
 	Interval    time.Duration // between the requests of one worker
 	Timeout     time.Duration // of one request
 	Concurrency int           // workers; at least 1
-	KeepAlive   bool          // use a connection for many requests
+	KeepAlive   bool          // each worker keeps its connection
 	Upload      int64         // bytes to send with each request, by POST; 0 is GET
 }
 
@@ -61,9 +61,8 @@ func (s *Summary) String() string {
 
 // getter is one run of Get.
 type getter struct {
-	cfg    GetConfig
-	client *http.Client
-	left   atomic.Int64
+	cfg  GetConfig
+	left atomic.Int64
 
 	mu  sync.Mutex
 	sum Summary // protected by mu
@@ -73,9 +72,6 @@ type getter struct {
 // an answer, one at a time. A request that ctx interrupts does not count.
 func Get(ctx context.Context, cfg GetConfig, each func(status string, body []byte)) *Summary {
 	g := &getter{cfg: cfg}
-	transport := &http.Transport{DisableKeepAlives: !cfg.KeepAlive, MaxIdleConnsPerHost: cfg.Concurrency}
-	defer transport.CloseIdleConnections()
-	g.client = &http.Client{Transport: transport, Timeout: cfg.Timeout}
 	g.left.Store(int64(cfg.Count))
 	g.sum.Latency = hdrhistogram.New(1, time.Hour.Microseconds(), 3)
 	began := time.Now()
@@ -89,9 +85,13 @@ func Get(ctx context.Context, cfg GetConfig, each func(status string, body []byt
 }
 
 func (g *getter) work(ctx context.Context, each func(string, []byte)) {
+	// Workers that share a transport would now and then open a connection more.
+	transport := &http.Transport{DisableKeepAlives: !g.cfg.KeepAlive, MaxConnsPerHost: 1}
+	defer transport.CloseIdleConnections()
+	client := &http.Client{Transport: transport, Timeout: g.cfg.Timeout}
 	for g.cfg.Count == 0 || g.left.Add(-1) >= 0 {
 		began := time.Now()
-		status, body, err := g.once(ctx)
+		status, body, err := g.once(ctx, client)
 		if ctx.Err() != nil {
 			return
 		}
@@ -107,12 +107,12 @@ func (g *getter) work(ctx context.Context, each func(string, []byte)) {
 	}
 }
 
-func (g *getter) once(ctx context.Context) (status string, body []byte, err error) {
+func (g *getter) once(ctx context.Context, client *http.Client) (status string, body []byte, err error) {
 	req, err := g.request(ctx)
 	if err != nil {
 		return "", nil, err
 	}
-	resp, err := g.client.Do(req)
+	resp, err := client.Do(req)
 	if err != nil {
 		return "", nil, err
 	}
