@@ -4,6 +4,7 @@ package netdev
 
 import (
 	"context"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -229,6 +230,70 @@ func TestPodLinkMended(t *testing.T) {
 	}
 }
 
+// Nothing that a pod sends reaches the node before its link is activated.
+func TestPodLinkIsPreparedDown(t *testing.T) {
+	n, _ := node(t)
+	pod := nstest.New(t)
+	spec := podSpec(pod)
+	up := func() (host, inPod bool) {
+		t.Helper()
+		l, ok, err := n.LinkByName(HostName(spec.Seed))
+		if !ok || err != nil {
+			t.Fatalf("the link is not there: %v", err)
+		}
+		p, err := openPodSide(pod.Path())
+		must(t, err)
+		defer p.close()
+		link, err := p.h.LinkByName("eth0")
+		must(t, err)
+		return l.Up, link.Attrs().Flags&net.FlagUp != 0
+	}
+	first, err := n.PreparePodLink(spec)
+	must(t, err)
+	if host, inPod := up(); host || inPod {
+		t.Errorf("a prepared link is up: host %v, pod %v", host, inPod)
+	}
+	must(t, n.ActivatePodLink(spec))
+	must(t, n.CheckPodLink(spec))
+	again, err := n.PreparePodLink(spec)
+	must(t, err)
+	if host, inPod := up(); !host || !inPod || first.Ifindex != again.Ifindex {
+		t.Errorf("preparing an active link again changes it: host %v, pod %v, %+v", host, inPod, again)
+	}
+	must(t, n.DeleteLink(first.Name))
+	for what, err := range map[string]error{"Activate": n.ActivatePodLink(spec), "Join": n.JoinPodLink(spec)} {
+		if err == nil || !strings.Contains(err.Error(), "look up link "+first.Name) {
+			t.Errorf("%s without a link: %v", what, err)
+		}
+	}
+}
+
+// The kernel takes the IPv4 routes away that have a deleted address as source.
+func TestJoinPodLinkAfterAddressFlap(t *testing.T) {
+	n, _ := node(t)
+	spec := podSpec(nstest.New(t))
+	l, err := n.CreatePodLink(spec)
+	must(t, err)
+	eth0, err := n.h.LinkByName("eth0")
+	must(t, err)
+	address := &netlink.Addr{IPNet: ipNet(netip.MustParsePrefix("172.30.0.1/24"))}
+	must(t, n.h.AddrDel(eth0, address))
+	if err := n.CheckPodLink(spec); err == nil {
+		t.Fatal("the route to the pod outlives its source address: this test tests nothing")
+	}
+	without := spec
+	without.Sources = spec.Sources[1:]
+	must(t, n.JoinPodLink(without))
+	must(t, n.CheckPodLink(spec))
+	must(t, n.h.AddrAdd(eth0, address))
+	must(t, n.JoinPodLink(spec))
+	routes, err := n.h.RouteGet(spec.IPs[0].AsSlice())
+	must(t, err)
+	if len(routes) != 1 || routes[0].LinkIndex != l.Ifindex || ipAddr(routes[0].Src) != nodeIP[0] {
+		t.Errorf("route to the pod: %v", routes)
+	}
+}
+
 func TestPodLinkRefused(t *testing.T) {
 	n, _ := node(t)
 	pod := nstest.New(t)
@@ -373,6 +438,137 @@ func TestVXLAN(t *testing.T) {
 	}
 	must(t, n.DeleteVXLAN(v.Name))
 	must(t, n.DeleteVXLAN(v.Name))
+}
+
+func TestCheckVXLAN(t *testing.T) {
+	n, _ := node(t)
+	v := VXLAN{Name: "weft_vxlan", Port: 4789, MTU: 1430, Gateways: addrs("10.244.1.1", "fd00:10:244:1::1")}
+	if err := n.CheckVXLAN(v); err == nil {
+		t.Error("an absent device is fine")
+	}
+	link := func() netlink.Link {
+		link, err := n.h.LinkByName(v.Name)
+		must(t, err)
+		return link
+	}
+	for want, spoil := range map[string]func() error{
+		"is down":                   func() error { return n.h.LinkSetDown(link()) },
+		"has MTU 1400: want 1430":   func() error { return n.h.LinkSetMTU(link(), 1400) },
+		"has no address 10.244.1.1": func() error { return n.h.AddrDel(link(), hostAddr(v.Gateways[0])) },
+		"is not a VXLAN device on":  func() error { v.Port++; return nil },
+		"look up link weft_vxlan":   func() error { return n.DeleteVXLAN(v.Name) },
+	} {
+		_, err := n.EnsureVXLAN(v)
+		must(t, err)
+		must(t, n.CheckVXLAN(v))
+		must(t, spoil())
+		if err := n.CheckVXLAN(v); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+func TestReserveLocalPorts(t *testing.T) {
+	n, ns := node(t)
+	list := func() (s string) {
+		must(t, ns.Do(func() error {
+			b, err := os.ReadFile(sysctlRoot + "/" + reservedPorts)
+			s = strings.TrimSpace(string(b))
+			return err
+		}))
+		return s
+	}
+	for _, c := range []struct {
+		first, last uint16
+		want        string
+	}{
+		{10000, 29999, "10000-29999"}, {10000, 29999, "10000-29999"}, {11000, 12000, "10000-29999"},
+		{40000, 40000, "10000-29999,40000"}, {29000, 39999, "10000-40000"}, {65000, 65535, "10000-40000,65000-65535"},
+	} {
+		must(t, n.ReserveLocalPorts(c.first, c.last))
+		if got := list(); got != c.want {
+			t.Errorf("with %d-%d: %q, want %q", c.first, c.last, got, c.want)
+		}
+	}
+	if b, _ := os.ReadFile(sysctlRoot + "/" + reservedPorts); strings.TrimSpace(string(b)) == list() {
+		t.Errorf("another namespace has them too: %s", b)
+	}
+}
+
+// watched waits until ch has told of something and f holds.
+func watched(t *testing.T, ch <-chan struct{}, f func() bool) {
+	t.Helper()
+	deadline := time.After(10 * time.Second)
+	for {
+		select {
+		case <-ch:
+		case <-deadline:
+			t.Fatal("no change was reported")
+		}
+		if f() {
+			return
+		}
+	}
+}
+
+func TestWatchLinks(t *testing.T) {
+	n, _ := node(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ch, err := n.WatchLinks(ctx)
+	must(t, err)
+	link, err := n.h.LinkByName("eth0")
+	must(t, err)
+	must(t, n.h.LinkSetMTU(link, 1400))
+	watched(t, ch, func() bool {
+		u, err := n.Uplink("eth0")
+		must(t, err)
+		return u.MTU == 1400
+	})
+	cancel()
+	deadline := time.After(10 * time.Second)
+	for open := true; open; {
+		select {
+		case _, open = <-ch:
+		case <-deadline:
+			t.Fatal("the channel stays open after cancel")
+		}
+	}
+}
+
+// What is not relevant is not told; a lost subscription is renewed, and told.
+func TestWatch(t *testing.T) {
+	subscriptions := make(chan chan int)
+	subscribe := func(context.Context) (<-chan int, error) {
+		ch := make(chan int)
+		subscriptions <- ch
+		return ch, nil
+	}
+	var out <-chan struct{}
+	started := make(chan error)
+	go func() {
+		var err error
+		out, err = watch(t.Context(), subscribe, func(x int) bool { return x > 0 })
+		started <- err
+	}()
+	ch := <-subscriptions
+	must(t, <-started)
+	ch <- 0
+	ch <- 0 // the first has been judged
+	if len(out) != 0 {
+		t.Error("an update that is not relevant is told")
+	}
+	ch <- 1
+	ch <- 0
+	if len(out) != 1 {
+		t.Error("an update is not told")
+	}
+	<-out
+	close(ch)
+	ch = <-subscriptions
+	<-out
+	ch <- 1
+	<-out
 }
 
 func TestWatchAddresses(t *testing.T) {

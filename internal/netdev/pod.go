@@ -89,9 +89,31 @@ func (p *podSide) close() {
 	_ = p.ns.Close()
 }
 
-// CreatePodLink joins a pod to the node. Repeating it mends what differs; on
-// an error nothing that it made is left.
-func (n *Net) CreatePodLink(spec PodLinkSpec) (_ *PodLink, err error) {
+// CreatePodLink joins a pod to the node: PreparePodLink and ActivatePodLink,
+// for who has nothing to attach in between. On an error nothing that it made
+// is left.
+func (n *Net) CreatePodLink(spec PodLinkSpec) (*PodLink, error) {
+	_, had, err := n.LinkByName(HostName(spec.Seed))
+	if err != nil {
+		return nil, err
+	}
+	l, err := n.PreparePodLink(spec)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.ActivatePodLink(spec); err != nil {
+		if !had {
+			err = errors.Join(err, n.DeleteLink(l.Name))
+		}
+		return nil, err
+	}
+	return l, nil
+}
+
+// PreparePodLink makes the pair of links, both sides down, unless it is there:
+// nothing that the pod sends reaches the node before ActivatePodLink, so that
+// programs can be attached. On an error nothing that it made is left.
+func (n *Net) PreparePodLink(spec PodLinkSpec) (*PodLink, error) {
 	if err := spec.validate(); err != nil {
 		return nil, err
 	}
@@ -100,52 +122,89 @@ func (n *Net) CreatePodLink(spec PodLinkSpec) (_ *PodLink, err error) {
 		return nil, err
 	}
 	defer pod.close()
-
-	host, made, err := n.ensureVeth(spec, pod)
+	host, err := n.ensureVeth(spec, pod)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil && made {
-			_ = n.h.LinkDel(host)
-		}
-	}()
 	hostMAC, podMAC := MACs(spec.Seed)
-	if err := n.configureHost(host, spec); err != nil {
-		return nil, err
-	}
-	if err := pod.configure(spec); err != nil {
-		return nil, err
-	}
-	if err := n.reachPod(host, spec, podMAC); err != nil {
-		return nil, err
-	}
 	a := host.Attrs()
 	return &PodLink{Name: a.Name, Ifindex: a.Index, HostMAC: hostMAC, PodMAC: podMAC}, nil
 }
 
+// ActivatePodLink brings a prepared link up: the node's side, then the pod's
+// side with its addresses and routes, then the node's way to the pod. Repeating
+// it mends what differs.
+func (n *Net) ActivatePodLink(spec PodLinkSpec) error {
+	if err := spec.validate(); err != nil {
+		return err
+	}
+	pod, err := openPodSide(spec.Netns)
+	if err != nil {
+		return err
+	}
+	defer pod.close()
+	host, err := n.hostSide(spec)
+	if err != nil {
+		return err
+	}
+	if err := n.configureHost(host, spec); err != nil {
+		return err
+	}
+	if err := pod.configure(spec); err != nil {
+		return err
+	}
+	return n.reachPod(host, spec)
+}
+
+// JoinPodLink does the node's part of ActivatePodLink again, without the pod's
+// namespace: the kernel takes the routes to pods away when the address goes that
+// they have as source.
+func (n *Net) JoinPodLink(spec PodLinkSpec) error {
+	host, err := n.hostSide(spec)
+	if err != nil {
+		return err
+	}
+	if err := n.configureHost(host, spec); err != nil {
+		return err
+	}
+	return n.reachPod(host, spec)
+}
+
+// hostSide returns the node's side of an existing link.
+func (n *Net) hostSide(spec PodLinkSpec) (netlink.Link, error) {
+	name := HostName(spec.Seed)
+	host, err := n.h.LinkByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("look up link %s: %w", name, err)
+	}
+	if hostMAC, _ := MACs(spec.Seed); !bytes.Equal(host.Attrs().HardwareAddr, hostMAC) {
+		return nil, fmt.Errorf("link %s belongs to another pod", name)
+	}
+	return host, nil
+}
+
 // ensureVeth returns the node's side of the pair, made unless the very same
 // pair exists.
-func (n *Net) ensureVeth(spec PodLinkSpec, pod *podSide) (_ netlink.Link, made bool, err error) {
+func (n *Net) ensureVeth(spec PodLinkSpec, pod *podSide) (netlink.Link, error) {
 	name := HostName(spec.Seed)
 	hostMAC, podMAC := MACs(spec.Seed)
 	old, err := n.h.LinkByName(name)
 	if err != nil && !notFound(err) {
-		return nil, false, fmt.Errorf("look up link %s: %w", name, err)
+		return nil, fmt.Errorf("look up link %s: %w", name, err)
 	}
 	if err == nil {
 		if !bytes.Equal(old.Attrs().HardwareAddr, hostMAC) {
-			return nil, false, fmt.Errorf("link %s exists and belongs to another pod", name)
+			return nil, fmt.Errorf("link %s exists and belongs to another pod", name)
 		}
 		if pod.isPeer(spec.Interface, podMAC, old.Attrs().Index) {
-			return old, false, nil
+			return old, nil
 		}
 		if err := n.h.LinkDel(old); err != nil && !notFound(err) {
-			return nil, false, fmt.Errorf("delete outdated link %s: %w", name, err)
+			return nil, fmt.Errorf("delete outdated link %s: %w", name, err)
 		}
 	}
 	if _, err := pod.h.LinkByName(spec.Interface); err == nil {
-		return nil, false, fmt.Errorf("interface %s exists already in %s", spec.Interface, spec.Netns)
+		return nil, fmt.Errorf("interface %s exists already in %s", spec.Interface, spec.Netns)
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.HardwareAddr, attrs.MTU = name, hostMAC, spec.MTU
@@ -153,13 +212,13 @@ func (n *Net) ensureVeth(spec PodLinkSpec, pod *podSide) (_ netlink.Link, made b
 	veth.PeerName, veth.PeerHardwareAddr, veth.PeerMTU = spec.Interface, podMAC, uint32(spec.MTU)
 	veth.PeerNamespace = netlink.NsFd(pod.ns)
 	if err := n.h.LinkAdd(veth); err != nil {
-		return nil, false, fmt.Errorf("create veth pair %s, %s in %s: %w", name, spec.Interface, spec.Netns, err)
+		return nil, fmt.Errorf("create veth pair %s, %s in %s: %w", name, spec.Interface, spec.Netns, err)
 	}
 	link, err := n.h.LinkByName(name)
 	if err != nil {
-		return nil, false, fmt.Errorf("look up new link %s: %w", name, err)
+		return nil, fmt.Errorf("look up new link %s: %w", name, err)
 	}
-	return link, true, nil
+	return link, nil
 }
 
 // isPeer says whether the pod's interface is the other side of hostIndex.
@@ -279,8 +338,9 @@ func podRoutes(index int, ip, gateway netip.Addr) []netlink.Route {
 
 // reachPod lets the node's own stack reach the pod: host route and permanent
 // neighbour, so that nothing has to be resolved.
-func (n *Net) reachPod(link netlink.Link, spec PodLinkSpec, podMAC net.HardwareAddr) error {
+func (n *Net) reachPod(link netlink.Link, spec PodLinkSpec) error {
 	a := link.Attrs()
+	_, podMAC := MACs(spec.Seed)
 	for _, ip := range spec.IPs {
 		r := netlink.Route{LinkIndex: a.Index, Dst: ipNet(single(ip)), Scope: netlink.SCOPE_LINK, Protocol: PodProtocol}
 		if src := sameFamily(spec.Sources, ip); src.IsValid() {

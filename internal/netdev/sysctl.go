@@ -48,9 +48,14 @@ func writeSysctl(v sysctl) error {
 
 // hostSysctls are set on the node's side of a pod's link and on the VXLAN
 // device: answers may leave by another device than the kernel's own route
-// (loose reverse path filter), and nothing that a pod sends configures the node.
+// (loose reverse path filter), nothing that a pod sends configures the node, and
+// without a program nothing is forwarded. Of that the kernel keeps IPv4 alone:
+// IPv6 it forwards by the node's net.ipv6.conf.all.forwarding, and by the
+// device's it is only a host or a router there. Writing the node's ip_forward
+// sets that of all devices.
 func hostSysctls(name string, v6 bool) []sysctl {
 	s := []sysctl{
+		{"ipv4/conf/" + name + "/forwarding", "0"},
 		{"ipv4/conf/" + name + "/rp_filter", "2"},
 		{"ipv4/conf/" + name + "/accept_redirects", "0"},
 		{"ipv4/conf/" + name + "/send_redirects", "0"},
@@ -58,6 +63,7 @@ func hostSysctls(name string, v6 bool) []sysctl {
 	if v6 {
 		s = append(s,
 			sysctl{"ipv6/conf/" + name + "/disable_ipv6", "0"},
+			sysctl{"ipv6/conf/" + name + "/forwarding", "0"},
 			sysctl{"ipv6/conf/" + name + "/accept_ra", "0"},
 			sysctl{"ipv6/conf/" + name + "/accept_redirects", "0"},
 		)

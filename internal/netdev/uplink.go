@@ -3,7 +3,6 @@
 package netdev
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -104,47 +103,4 @@ func (n *Net) Addresses() ([]netip.Addr, error) {
 		out = append(out, ipAddr(a.IP))
 	}
 	return out, nil
-}
-
-// WatchAddresses returns a channel that gets a value after addresses of the
-// namespace changed; changes in quick succession may come as one. The channel
-// is closed when ctx ends, or with the subscription lost and not renewed.
-func (n *Net) WatchAddresses(ctx context.Context) (<-chan struct{}, error) {
-	first, err := n.subscribe(ctx)
-	if err != nil {
-		return nil, err
-	}
-	out := make(chan struct{}, 1)
-	go func() {
-		defer close(out)
-		for updates := first; ; {
-			for range updates {
-				notify(out)
-			}
-			if ctx.Err() != nil {
-				return
-			}
-			// The socket overran: what was missed is in the next listing.
-			if updates, err = n.subscribe(ctx); err != nil {
-				return
-			}
-			notify(out)
-		}
-	}()
-	return out, nil
-}
-
-func (n *Net) subscribe(ctx context.Context) (<-chan netlink.AddrUpdate, error) {
-	ch := make(chan netlink.AddrUpdate, 64)
-	if err := netlink.AddrSubscribeAt(n.ns, ch, ctx.Done()); err != nil {
-		return nil, fmt.Errorf("subscribe to address changes: %w", err)
-	}
-	return ch, nil
-}
-
-func notify(ch chan<- struct{}) {
-	select {
-	case ch <- struct{}{}:
-	default:
-	}
 }

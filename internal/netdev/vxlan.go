@@ -44,6 +44,30 @@ func (n *Net) EnsureVXLAN(v VXLAN) (_ Link, err error) {
 	return l, err
 }
 
+// CheckVXLAN returns what is not as EnsureVXLAN(v) left it, nil if all is.
+func (n *Net) CheckVXLAN(v VXLAN) error {
+	link, err := n.h.LinkByName(v.Name)
+	if err != nil {
+		return fmt.Errorf("look up link %s: %w", v.Name, err)
+	}
+	if x, ok := link.(*netlink.Vxlan); !ok || !x.FlowBased || x.Port != int(v.Port) {
+		return fmt.Errorf("link %s is not a VXLAN device on UDP port %d", v.Name, v.Port)
+	}
+	if err := checkLink(link, v.MTU); err != nil {
+		return err
+	}
+	have, err := dump(func() ([]netlink.Addr, error) { return n.h.AddrList(link, netlink.FAMILY_ALL) })
+	if err != nil {
+		return fmt.Errorf("list addresses of %s: %w", v.Name, err)
+	}
+	for _, a := range v.Gateways {
+		if !slices.ContainsFunc(have, func(x netlink.Addr) bool { return prefix(x.IPNet) == single(a) }) {
+			return fmt.Errorf("link %s has no address %s", v.Name, a)
+		}
+	}
+	return nil
+}
+
 // DeleteVXLAN removes the device; one that is absent is no error.
 func (n *Net) DeleteVXLAN(name string) error { return n.DeleteLink(name) }
 
