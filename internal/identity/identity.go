@@ -103,6 +103,9 @@ type Options struct {
 	// Grace is how long an identity stays that Prune finds unused; 0 means
 	// DefaultGrace.
 	Grace time.Duration
+	// Floor is the largest number that something else than the file speaks of,
+	// such as a kernel map: see Raise.
+	Floor uint64
 }
 
 // Allocator hands out identities. It is the only writer of the identity table
@@ -134,7 +137,7 @@ func New(path string, t *state.Tables, o Options) (*Allocator, error) {
 	}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return a, nil
+		return a, a.Raise(o.Floor)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read identities: %w", err)
@@ -147,7 +150,28 @@ func New(path string, t *state.Tables, o Options) (*Allocator, error) {
 		return nil, fmt.Errorf("identity file %s: %w; restore it from a backup, or stop the node's pods and remove it "+
 			"together with the pinned maps (pinPath) to number identities anew", path, err)
 	}
-	return a, nil
+	return a, a.Raise(o.Floor)
+}
+
+// Raise makes every number that is handed out from now on greater than floor,
+// also over restarts. It is for numbers that are in use although the file, lost
+// or out of date, does not know of them.
+func (a *Allocator) Raise(floor uint64) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if floor < a.next {
+		return nil
+	}
+	if floor == math.MaxUint64 {
+		return fmt.Errorf("number identities above %d: there is no such number", floor)
+	}
+	before := a.next
+	a.next = floor + 1
+	if err := a.save(); err != nil {
+		a.next = before
+		return err
+	}
+	return nil
 }
 
 // load takes over the content of a file and fills the table.

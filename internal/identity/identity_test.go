@@ -300,3 +300,39 @@ func BenchmarkAssignKnown(b *testing.B) {
 		}
 	}
 }
+
+// The file is lost while kernel maps and pods still have its numbers.
+func TestFloor(t *testing.T) {
+	path := newPath(t)
+	tables, err := state.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, err := New(path, tables, Options{Floor: 4711})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{t, path, a}
+	if id := n.assign(numbered(1)); id != 4712 {
+		t.Errorf("the first number above 4711 is %d", id)
+	}
+	if err := n.Raise(4000); err != nil {
+		t.Fatal(err)
+	}
+	if id := n.assign(numbered(2)); id != 4713 {
+		t.Errorf("a lower floor changed something: %d", id)
+	}
+	if err := n.Raise(9000); err != nil {
+		t.Fatal(err)
+	}
+	// Nothing was handed out, and the next start is not told of the floor.
+	if id := n.restart().assign(numbered(3)); id <= 9000 {
+		t.Errorf("after a restart %d is handed out", id)
+	}
+	if id := n.restart().assign(numbered(1)); id != 4712 {
+		t.Errorf("the first content has %d by now", id)
+	}
+	if err := n.Raise(^uint64(0)); err == nil {
+		t.Error("there are numbers above the greatest")
+	}
+}
