@@ -8,7 +8,7 @@
 //
 //  1. this node, if the address is its own or was passed in as one;
 //  2. another node, if it is one of its addresses (of several nodes, the first
-//     by name);
+//     by name); loopback, link-local and unspecified addresses are no node's;
 //  3. a pod wired on this node (of several, the one with the least container
 //     ID);
 //  4. a workload on another node. One that is finished (Succeeded, Failed), not
@@ -170,7 +170,7 @@ func (c *computation) ownAddresses(nodes []*state.Node) {
 			continue
 		}
 		for _, a := range n.IPs {
-			c.claim(who, addr.Host(a), e)
+			c.claimNode(who, a, e)
 		}
 		for _, p := range n.PodCIDRs {
 			c.own = append(c.own, p.Masked())
@@ -180,8 +180,18 @@ func (c *computation) ownAddresses(nodes []*state.Node) {
 		}
 	}
 	for _, a := range c.in.Addresses {
-		c.claim(who, addr.Host(a), e)
+		c.claimNode(who, a, e)
 	}
+}
+
+// claimNode enters an address of a node, unless it means the same on every
+// host or link: no packet of a pod to such an address is for the node.
+func (c *computation) claimNode(who string, a netip.Addr, e Entry) {
+	a = a.Unmap()
+	if a.IsLoopback() || a.IsLinkLocalUnicast() || a.IsUnspecified() || a.IsMulticast() {
+		return
+	}
+	c.claim(who, addr.Host(a), e)
 }
 
 func (c *computation) remoteAddresses(nodes []*state.Node) {
@@ -193,7 +203,7 @@ func (c *computation) remoteAddresses(nodes []*state.Node) {
 		h.v4, h.v6 = addr.Pick(n.IPs)
 		c.hops[n.Name] = h
 		for _, a := range n.IPs {
-			c.claim("node "+n.Name, addr.Host(a), Entry{Identity: identity.RemoteNode, Kind: RemoteNode, NextHop4: h.v4, NextHop6: h.v6})
+			c.claimNode("node "+n.Name, a, Entry{Identity: identity.RemoteNode, Kind: RemoteNode, NextHop4: h.v4, NextHop6: h.v6})
 		}
 	}
 }

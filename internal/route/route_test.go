@@ -57,8 +57,26 @@ func twoNodes() Input {
 			ContainerID: "c1", Namespace: "ns", Name: "a", Identity: 300,
 			IPs: []netip.Addr{netip.MustParseAddr("10.244.1.5"), netip.MustParseAddr("fd00:10:244:1::5")},
 		}},
-		Addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1")},
+		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		Identity:  numbers,
+	}
+}
+
+// Addresses that every host has, or that mean something on a link only, are no
+// way to a node: not as its own, and not as what its row says.
+func TestAddressesOfNoNode(t *testing.T) {
+	const none = " 127.0.0.1 ::ffff:127.0.0.53 ::1 169.254.20.10 fe80::1 0.0.0.0 :: 224.0.0.1 ff02::1"
+	in := twoNodes()
+	want := Compute(in)
+	in.Nodes = []*state.Node{
+		node("n2", "172.30.0.2 fd00:172:30::2"+none, "10.244.2.0/24 fd00:10:244:2::/64"),
+		node("n1", "172.30.0.1 fd00:172:30::1"+none, "10.244.1.0/24 fd00:10:244:1::/64"),
+	}
+	for _, a := range strings.Fields(none) {
+		in.Addresses = append(in.Addresses, netip.MustParseAddr(a))
+	}
+	if diff := cmp.Diff(want, Compute(in), compare); diff != "" {
+		t.Errorf("with addresses of no node (-without +with):\n%s", diff)
 	}
 }
 
@@ -70,7 +88,7 @@ func TestTwoNodes(t *testing.T) {
 	rest := Entry{Identity: identity.Unknown, Kind: PodCIDR, NextHop4: h4, NextHop6: h6}
 	gateway := Entry{Identity: identity.RemoteNode, Kind: Pod, NextHop4: h4, NextHop6: h6}
 	want := map[string]Entry{
-		"172.30.0.1/32": own, "fd00:172:30::1/128": own, "127.0.0.1/32": own,
+		"172.30.0.1/32": own, "fd00:172:30::1/128": own, "192.0.2.1/32": own,
 		"172.30.0.2/32": remote, "fd00:172:30::2/128": remote,
 		"10.244.1.5/32":        {Identity: 300, Kind: Pod, Local: true},
 		"fd00:10:244:1::5/128": {Identity: 300, Kind: Pod, Local: true},
