@@ -93,8 +93,9 @@ type Reconciler[K comparable, V any] struct {
 	unpruned  *failure[V] // while the target may hold what nobody wants
 	nextSweep time.Time   // zero for never
 
-	mu      sync.Mutex // protects the three below
+	mu      sync.Mutex // protects all below
 	status  Status
+	renew   bool          // the next round prunes, and writes every key
 	ran     bool          // status is of a round that happened
 	changed chan struct{} // closed at the next change of status
 }
@@ -124,6 +125,23 @@ func (r *Reconciler[K, V]) Trigger() {
 	case r.poke <- struct{}{}:
 	default:
 	}
+}
+
+// Renew is for a target that something else has changed: it asks for a round
+// that prunes it and writes every key again. It does not wait.
+func (r *Reconciler[K, V]) Renew() {
+	r.mu.Lock()
+	r.renew = true
+	r.mu.Unlock()
+	r.Trigger()
+}
+
+func (r *Reconciler[K, V]) takeRenew() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	renew := r.renew
+	r.renew = false
+	return renew
 }
 
 // Status returns how far the reconciler has come, and a channel that is closed
@@ -213,9 +231,15 @@ func (r *Reconciler[K, V]) scheduleSweep(now time.Time) {
 
 // round brings the target as close to what is desired as it can now.
 func (r *Reconciler[K, V]) round(ctx context.Context) {
+	renew := r.takeRenew()
 	want, revision := r.c.Desired()
 	now := time.Now()
-	if !r.nextSweep.IsZero() && !now.Before(r.nextSweep) {
+	if renew {
+		for _, f := range r.failed {
+			f.at, f.attempts = now, 0 // the cause may have gone
+		}
+	}
+	if renew || !r.nextSweep.IsZero() && !now.Before(r.nextSweep) {
 		r.scheduleSweep(now)
 		r.unpruned = &failure[V]{}
 		r.applied = make(map[K]V, len(want)) // what Prune leaves is written again, all else it removes

@@ -150,6 +150,35 @@ func TestSweepRestoresWhatOthersChanged(t *testing.T) {
 	})
 }
 
+// Renew does so at once, and what failed does not wait for its turn.
+func TestRenew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := true
+		m := &memory{have: map[string]int{}, fault: func(op string) (bool, error) {
+			if broken && op == "update b" {
+				return false, errFault
+			}
+			return true, nil
+		}}
+		g := run(t, m, map[string]int{"a": 1, "b": 2})
+		time.Sleep(time.Minute) // b waits for 10 s each time by now
+		synctest.Wait()
+		start := time.Now()
+		g.target.mu.Lock()
+		g.target.have, broken = map[string]int{"foreign": 1}, false
+		before := [3]int{m.updates, m.deletes, m.prunes}
+		g.target.mu.Unlock()
+		g.Renew()
+		synctest.Wait()
+		g.check("renewed", map[string]int{"a": 1, "b": 2}, [3]int{before[0] + 2, before[1], before[2] + 1})
+		if d := time.Since(start); d != 0 {
+			t.Errorf("it took %s", d)
+		}
+		time.Sleep(time.Minute)
+		g.check("renewed once", map[string]int{"a": 1, "b": 2}, [3]int{before[0] + 2, before[1], before[2] + 1})
+	})
+}
+
 var errFault = errors.New("injected")
 
 func TestBackoffIsBounded(t *testing.T) {
