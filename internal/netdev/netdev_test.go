@@ -268,6 +268,25 @@ func TestPodLinkIsPreparedDown(t *testing.T) {
 	}
 }
 
+// On a node that is a router, what a pod sends is not forwarded without a program.
+func TestPodLinkForwardsNothing(t *testing.T) {
+	n, ns := node(t)
+	for _, path := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		must(t, writeSysctls(n.ns, []sysctl{{path, "1"}}))
+	}
+	l, err := n.CreatePodLink(podSpec(nstest.New(t)))
+	must(t, err)
+	for _, family := range []string{"ipv4", "ipv6"} {
+		must(t, ns.Do(func() error {
+			b, err := os.ReadFile(sysctlRoot + "/" + family + "/conf/" + l.Name + "/forwarding")
+			if strings.TrimSpace(string(b)) != "0" {
+				t.Errorf("forwarding of %s is %q", family, b)
+			}
+			return err
+		}))
+	}
+}
+
 // The kernel takes the IPv4 routes away that have a deleted address as source.
 func TestJoinPodLinkAfterAddressFlap(t *testing.T) {
 	n, _ := node(t)
