@@ -91,7 +91,7 @@ func newGetCommand(s IO) *cobra.Command {
 	cmd.Flags().DurationVar(&cfg.Interval, "interval", 0, "pause after each request")
 	cmd.Flags().DurationVar(&cfg.Timeout, "timeout", 5*time.Second, "time for one request")
 	cmd.Flags().IntVar(&cfg.Concurrency, "concurrency", 1, "requests at the same time")
-	cmd.Flags().BoolVar(&cfg.KeepAlive, "keepalive", false, "use a connection for many requests")
+	cmd.Flags().BoolVar(&cfg.KeepAlive, "keepalive", false, "each of the concurrent requests keeps its connection")
 	cmd.Flags().Int64Var(&cfg.Upload, "upload", 0, "bytes to send with each request, by POST")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only the summary and what failed")
 	return cmd
