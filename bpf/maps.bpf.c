@@ -9,7 +9,9 @@
 #include "lib/packet.h"
 #include "lib/endpoint.h"
 #include "lib/event.h"
+#include "lib/clock.h"
 #include "lib/fragment.h"
+#include "lib/policy.h"
 #include "lib/conntrack.h"
 #include "lib/checksum.h"
 #include "lib/forward.h"
@@ -21,6 +23,7 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 /* Types that have no map of their own, kept for the Go side. */
 const struct event *unused_event __attribute__((unused));
 const enum reason *unused_reason __attribute__((unused));
+const enum policy_verdict *unused_policy_verdict __attribute__((unused));
 const enum ct_flag *unused_ct_flag __attribute__((unused));
 const enum ipcache_flag *unused_ipcache_flag __attribute__((unused));
 const enum event_type *unused_event_type __attribute__((unused));

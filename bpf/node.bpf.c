@@ -11,7 +11,9 @@
 #include "lib/packet.h"
 #include "lib/endpoint.h"
 #include "lib/event.h"
+#include "lib/clock.h"
 #include "lib/fragment.h"
+#include "lib/policy.h"
 #include "lib/conntrack.h"
 #include "lib/checksum.h"
 #include "lib/forward.h"
@@ -33,25 +35,20 @@ static __always_inline int maybe_unmasquerade(struct __sk_buff *skb, struct pack
 		return 0;
 	if ((p->first_fragment || p->later_fragment) && !fragment_ports(p))
 		return 0;
-	return unmasquerade(skb, p);
+	return p->icmp_error ? unmasquerade_error(skb, p) : unmasquerade(skb, p);
 }
 
-/* Shared by both ways in. An address of a local pod as the source is a lie:
- * such packets never leave the node. */
-static __always_inline int arrive(struct __sk_buff *skb, struct packet *p)
+/* Hands the packet to the pod, where it is for one. An address of this node or
+ * of its pods as the source is a lie: such packets never leave the node. */
+static __always_inline int arrive(struct __sk_buff *skb, struct scratch *s, struct endpoint *ep,
+				  const struct ipcache_entry *from)
 {
-	struct endpoint *ep = bpf_map_lookup_elem(&weft_endpoints, &p->dst);
-	struct ipcache_entry *to;
+	struct packet *p = &s->packet;
 
-	if (!ep) {
-		to = ipcache_lookup(&p->dst);
-		if (to && to->flags & IPCACHE_LOCAL_CIDR)
-			return drop(skb, p, DIRECTION_INGRESS, DROP_UNKNOWN_POD);
-		return TCX_NEXT;
-	}
-	if (bpf_map_lookup_elem(&weft_endpoints, &p->src))
+	if ((from && from->flags & (IPCACHE_LOCAL_NODE | IPCACHE_LOCAL_CIDR)) ||
+	    is_unroutable(&p->src) || bpf_map_lookup_elem(&weft_endpoints, &p->src))
 		return drop(skb, p, DIRECTION_INGRESS, DROP_SPOOFED_ADDRESS);
-	return to_local_pod(skb, p, ep, FORWARD_FROM_WIRE);
+	return to_local_pod(skb, s, ep, FORWARD_FROM_WIRE);
 }
 
 static __always_inline bool is_ip(const struct __sk_buff *skb)
@@ -59,53 +56,120 @@ static __always_inline bool is_ip(const struct __sk_buff *skb)
 	return skb->protocol == bpf_htons(ETH_P_IP) || skb->protocol == bpf_htons(ETH_P_IPV6);
 }
 
+/* Frames of a VLAN, or for another machine, are not for this device. */
+static __always_inline bool is_for_uplink(const struct __sk_buff *skb)
+{
+	return skb->pkt_type != PACKET_OTHERHOST && !(skb->vlan_present && skb->vlan_tci & 0xfff);
+}
+
 SEC("tcx/ingress")
 int from_uplink(struct __sk_buff *skb)
 {
-	struct packet p = {};
+	struct scratch *s = new_scratch();
+	struct ipcache_entry *to, *from;
+	struct endpoint *ep;
+	struct packet *p;
 	int err;
 
+	if (!s)
+		return TCX_DROP;
+	p = &s->packet;
 	/* what cannot be read is not for a pod as far as we can tell */
-	if (!is_ip(skb) || parse(skb, &p) || is_multicast(&p))
+	if (!is_ip(skb) || !is_for_uplink(skb) || parse(skb, p) || is_multicast(p))
 		return TCX_NEXT;
-	err = maybe_unmasquerade(skb, &p);
+	err = maybe_unmasquerade(skb, p);
 	if (err)
-		return drop(skb, &p, DIRECTION_INGRESS, err);
-	return arrive(skb, &p);
+		return drop(skb, p, DIRECTION_INGRESS, err);
+	ep = bpf_map_lookup_elem(&weft_endpoints, &p->dst);
+	if (!ep) {
+		to = ipcache_lookup(&p->dst);
+		if (to && to->flags & IPCACHE_LOCAL_CIDR)
+			return drop(skb, p, DIRECTION_INGRESS, DROP_UNKNOWN_POD);
+		return TCX_NEXT;
+	}
+	from = ipcache_lookup(&p->src);
+	/* pods of other nodes come through the tunnel, where there is one */
+	if (tunnel_ifindex && from && from->flags & IPCACHE_POD)
+		return drop(skb, p, DIRECTION_INGRESS, DROP_SPOOFED_ADDRESS);
+	return arrive(skb, s, ep, from);
+}
+
+/* Whether the outer header is that of the node that holds the inner source. */
+static __always_inline bool tunnel_is_true(struct __sk_buff *skb, const struct ipcache_entry *from)
+{
+	struct bpf_tunnel_key key = {};
+
+	if (!from || !(from->flags & IPCACHE_POD))
+		return false;
+	if (!bpf_skb_get_tunnel_key(skb, &key, sizeof(key), 0))
+		return key.tunnel_id == TUNNEL_VNI && from->next_hop4 &&
+		       key.remote_ipv4 == bpf_ntohl(from->next_hop4);
+	if (bpf_skb_get_tunnel_key(skb, &key, sizeof(key), BPF_F_TUNINFO_IPV6))
+		return false;
+	return key.tunnel_id == TUNNEL_VNI &&
+	       !__builtin_memcmp(key.remote_ipv6, &from->next_hop6, sizeof(key.remote_ipv6));
+}
+
+/* Whether p is for the address that this node has on the tunnel device. */
+static __always_inline bool is_to_gateway(const struct packet *p)
+{
+	struct addr gateway;
+
+	load_const_addr(&gateway, p->v4 ? &gateway_v4 : &gateway_v6);
+	return addr_equal(&p->dst, &gateway);
 }
 
 SEC("tcx/ingress")
 int from_tunnel(struct __sk_buff *skb)
 {
-	struct packet p = {};
-	int err = parse(skb, &p);
+	struct scratch *s = new_scratch();
+	struct ipcache_entry *from;
+	struct endpoint *ep;
+	struct packet *p;
+	int err;
 
+	if (!s)
+		return TCX_DROP;
+	p = &s->packet;
+	err = parse(skb, p);
 	if (err)
-		return drop(skb, &p, DIRECTION_INGRESS, err);
+		return drop(skb, p, DIRECTION_INGRESS, err);
+	from = ipcache_lookup(&p->src);
+	if (!tunnel_is_true(skb, from))
+		return drop(skb, p, DIRECTION_INGRESS, DROP_TUNNEL);
+	ep = bpf_map_lookup_elem(&weft_endpoints, &p->dst);
+	if (ep)
+		return arrive(skb, s, ep, from);
+	if (!is_to_gateway(p))
+		return drop(skb, p, DIRECTION_INGRESS, DROP_UNKNOWN_POD);
 	/* the inner MAC addresses mean nothing, also not to the node's own stack */
 	bpf_skb_change_type(skb, PACKET_HOST);
-	return arrive(skb, &p);
+	return TCX_NEXT;
 }
 
 SEC("tcx/egress")
 int to_tunnel(struct __sk_buff *skb)
 {
+	struct scratch *s = new_scratch();
 	struct ipcache_entry *to;
-	struct packet p = {};
+	struct packet *p;
 	int err;
 
+	if (!s)
+		return TCX_DROP;
+	p = &s->packet;
 	if (skb->mark == MARK_ENCAPSULATED) {
 		skb->mark = 0;
 		return TCX_NEXT;
 	}
-	if (!is_ip(skb) || parse(skb, &p) || is_multicast(&p)) {
+	if (!is_ip(skb) || parse(skb, p) || is_multicast(p)) {
 		count(FORWARD_MULTICAST, skb->len);
 		return TCX_DROP;
 	}
-	to = ipcache_lookup(&p.dst);
+	to = ipcache_lookup(&p->dst);
 	err = to && to->flags & IPCACHE_POD ? tunnel_key(skb, to) : DROP_NO_NEXT_HOP;
 	if (err)
-		return drop(skb, &p, DIRECTION_EGRESS, err);
+		return drop(skb, p, DIRECTION_EGRESS, err);
 	count(FORWARD_FROM_NODE, skb->len);
 	return TCX_NEXT;
 }

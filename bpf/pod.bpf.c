@@ -11,7 +11,9 @@
 #include "lib/packet.h"
 #include "lib/endpoint.h"
 #include "lib/event.h"
+#include "lib/clock.h"
 #include "lib/fragment.h"
+#include "lib/policy.h"
 #include "lib/conntrack.h"
 #include "lib/checksum.h"
 #include "lib/forward.h"
@@ -109,11 +111,22 @@ static __always_inline bool is_local_node(const struct destination *d)
 	return !d->local && d->to && d->to->flags & IPCACHE_LOCAL_NODE;
 }
 
+/* A node would take it for an encapsulated packet of another node. */
+static __always_inline bool is_to_tunnel(const struct packet *p)
+{
+	return p->protocol == IPPROTO_UDP && p->dport == tunnel_port;
+}
+
 /* Why the packet cannot go there, or 0: known before it counts as a connection. */
 static __always_inline int unreachable(const struct packet *p, const struct destination *d)
 {
 	if (!d->local && d->to && d->to->flags & IPCACHE_LOCAL_CIDR)
 		return DROP_UNKNOWN_POD;
+	if (is_unroutable(&p->dst))
+		return DROP_UNROUTABLE;
+	if (tunnel_ifindex && is_to_tunnel(p) &&
+	    !(d->local || (d->to && d->to->flags & IPCACHE_POD)))
+		return DROP_TUNNEL;
 	if (p->ttl <= 1 && !is_local_node(d))
 		return DROP_TTL_EXPIRED;
 	return 0;
@@ -154,66 +167,79 @@ static __always_inline bool is_solicitation(const struct packet *p)
 SEC("tcx/ingress")
 int from_pod(struct __sk_buff *skb)
 {
-	struct packet p = {};
+	struct scratch *s = new_scratch();
 	struct destination d = {};
 	struct ct_entry *ct;
 	struct endpoint *ep;
-	bool reply;
+	struct packet *p;
 	int err;
 
+	if (!s)
+		return TCX_DROP;
+	p = &s->packet;
 	if (skb->protocol == bpf_htons(ETH_P_ARP))
 		return from_pod_arp(skb);
-	err = parse(skb, &p);
+	err = skb->vlan_present ? DROP_ETHERTYPE : parse(skb, p);
 	if (err)
-		return drop(skb, &p, DIRECTION_EGRESS, err);
-	if (is_solicitation(&p))
-		return from_pod_nd(skb, &p);
-	if (is_multicast(&p)) {
+		return drop(skb, p, DIRECTION_EGRESS, err);
+	if (is_solicitation(p))
+		return from_pod_nd(skb, p);
+	if (is_multicast(p)) {
 		count(FORWARD_MULTICAST, skb->len);
 		return TCX_DROP;
 	}
-	ep = own_endpoint(skb, &p.src);
+	ep = own_endpoint(skb, &p->src);
 	if (!ep)
-		return drop(skb, &p, DIRECTION_EGRESS, DROP_SPOOFED_ADDRESS);
+		return drop(skb, p, DIRECTION_EGRESS, DROP_SPOOFED_ADDRESS);
 	if (!from_own_mac(skb, ep))
-		return drop(skb, &p, DIRECTION_EGRESS, DROP_SPOOFED_MAC);
-	d.local = bpf_map_lookup_elem(&weft_endpoints, &p.dst);
+		return drop(skb, p, DIRECTION_EGRESS, DROP_SPOOFED_MAC);
+	d.local = bpf_map_lookup_elem(&weft_endpoints, &p->dst);
 	if (!d.local)
-		d.to = ipcache_lookup(&p.dst);
-	err = unreachable(&p, &d);
+		d.to = ipcache_lookup(&p->dst);
+	err = unreachable(p, &d);
 	if (err == DROP_TTL_EXPIRED)
-		return answer_error(skb, &p, err);
+		return answer_error(skb, p, err);
 	if (err)
-		return drop(skb, &p, DIRECTION_EGRESS, err);
-	err = track(skb, &p, DIRECTION_EGRESS, &ct, &reply);
+		return drop(skb, p, DIRECTION_EGRESS, err);
+	s->lookup.direction = DIRECTION_EGRESS;
+	s->lookup.src_subject = ep->subject;
+	s->lookup.dst_subject = d.local ? d.local->subject : 0;
+	err = track(skb, p, &s->lookup, &ct);
 	if (err)
-		return drop(skb, &p, DIRECTION_EGRESS, err);
-	return route(skb, &p, &d, ct, reply);
+		return drop(skb, p, DIRECTION_EGRESS, err);
+	return route(skb, p, &d, ct, s->lookup.reply);
 }
 
 SEC("tcx/egress")
 int to_pod(struct __sk_buff *skb)
 {
-	struct packet p = {};
+	struct scratch *s = new_scratch();
 	struct ct_entry *ct;
-	bool reply;
+	struct endpoint *ep;
+	struct packet *p;
 	int err;
 
+	if (!s)
+		return TCX_DROP;
+	p = &s->packet;
 	if (skb->protocol == bpf_htons(ETH_P_ARP))
 		return TCX_PASS;
-	err = parse(skb, &p);
+	err = parse(skb, p);
 	if (err)
-		return drop(skb, &p, DIRECTION_INGRESS, err);
+		return drop(skb, p, DIRECTION_INGRESS, err);
 	/* neighbour discovery and multicast of the node itself, on this link only */
-	if (is_multicast(&p)) {
+	if (is_multicast(p)) {
 		count(FORWARD_MULTICAST, skb->len);
 		return TCX_PASS;
 	}
-	if (!own_endpoint(skb, &p.dst))
-		return drop(skb, &p, DIRECTION_INGRESS, DROP_UNKNOWN_POD);
-	err = track(skb, &p, DIRECTION_INGRESS, &ct, &reply);
+	ep = own_endpoint(skb, &p->dst);
+	if (!ep)
+		return drop(skb, p, DIRECTION_INGRESS, DROP_UNKNOWN_POD);
+	s->lookup.direction = DIRECTION_INGRESS;
+	s->lookup.dst_subject = ep->subject;
+	err = track(skb, p, &s->lookup, &ct);
 	if (err)
-		return drop(skb, &p, DIRECTION_INGRESS, err);
+		return drop(skb, p, DIRECTION_INGRESS, err);
 	count(FORWARD_FROM_NODE, skb->len);
 	return TCX_PASS;
 }

@@ -44,3 +44,19 @@ static __always_inline bool addr_less(const struct addr *a, const struct addr *b
 {
 	return a->d[0] < b->d[0] || (a->d[0] == b->d[0] && a->d[1] < b->d[1]);
 }
+
+static __always_inline bool is_v4(const struct addr *a)
+{
+	return !a->d[0] && a->w[2] == bpf_htonl(0xffff);
+}
+
+/* An address that means something on one machine or link only: loopback,
+ * unspecified ("this network" of IPv4), or IPv6 link-local. */
+static __always_inline bool is_unroutable(const struct addr *a)
+{
+	if (is_v4(a))
+		return a->b[12] == 0 || a->b[12] == 127;
+	if (!a->d[0] && !a->w[2])
+		return !a->w[3] || a->w[3] == bpf_htonl(1);
+	return (a->w[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
+}

@@ -38,6 +38,10 @@ static __always_inline __u64 l4_csum_flags(__u8 protocol)
 	return protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
 }
 
+/* BPF_F_IPV6 where the kernel has it (6.16): without it the sum that a device
+ * computed over an IPv6 packet (CHECKSUM_COMPLETE) goes wrong. */
+volatile const __u64 ipv6_csum_flag = 0;
+
 /* Replaces the source (or destination) address and L4 port of the packet.
  * port_off is the port's offset in the L4 header, or -1 for none. A later
  * fragment has only its address replaced. */
@@ -67,8 +71,8 @@ static __always_inline int replace_endpoint(struct __sk_buff *skb, const struct 
 		__u32 off = source ? IP6_SRC_OFF : IP6_DST_OFF;
 
 		diff = bpf_csum_diff((__be32 *)from->b, 16, (__be32 *)to->b, 16, 0);
-		if (csum >= 0 &&
-		    bpf_l4_csum_replace(skb, p->l4_off + csum, 0, diff, BPF_F_PSEUDO_HDR | flags))
+		if (csum >= 0 && bpf_l4_csum_replace(skb, p->l4_off + csum, 0, diff,
+						     BPF_F_PSEUDO_HDR | flags | ipv6_csum_flag))
 			return DROP_REWRITE;
 		if (bpf_skb_store_bytes(skb, off, to->b, 16, 0))
 			return DROP_REWRITE;

@@ -3,13 +3,6 @@
 /* One entry for each connection that a pod of this node takes part in, found
  * from either direction by one lookup. */
 
-struct ct_key {
-	struct addr a, b; /* a is the lesser of the two ends */
-	__be16 a_port, b_port;
-	__u8 protocol;
-	__u8 pad[3];
-};
-
 enum ct_flag {
 	CT_FROM_A = 1 << 0,      /* end a sent the first packet */
 	CT_REPLIED = 1 << 1,     /* a packet of the responder was seen */
@@ -18,9 +11,13 @@ enum ct_flag {
 	CT_FIN_REPLY = 1 << 4,
 	CT_RST = 1 << 5,
 	CT_CLOSED = 1 << 6,      /* the close was reported */
+	CT_DENIED = 1 << 7,      /* by rules that came after it began */
+	CT_ALIVE_ORIG = 1 << 8,  /* goes on sending after a RST */
+	CT_ALIVE_REPLY = 1 << 9,
 };
 
 #define CT_CLOSING (CT_FIN_ORIG | CT_FIN_REPLY | CT_RST)
+#define CT_ALIVE (CT_ALIVE_ORIG | CT_ALIVE_REPLY)
 
 struct ct_entry {
 	__u64 packets[2]; /* from the originator, from the responder */
@@ -29,6 +26,8 @@ struct ct_entry {
 	__u32 flags;
 	__u32 last_seen;   /* CLOCK_MONOTONIC, s */
 	__u32 last_report; /* CLOCK_MONOTONIC, s */
+	__u32 subject[2];  /* of policy, that it was judged by: originator, responder */
+	__u32 rule;        /* of policy, for CT_DENIED */
 	__u32 nat_port;    /* source port on the wire where masqueraded (network order), else 0 */
 };
 
@@ -49,13 +48,7 @@ volatile const __u32 ct_other = 30;
 /* Seconds between two EVENT_UPDATE of one connection; 0 turns them off. */
 volatile const __u32 report_interval = 10;
 
-#define NSEC_PER_SEC 1000000000ULL
 #define EEXIST 17
-
-static __always_inline __u32 now_seconds(void)
-{
-	return bpf_ktime_get_coarse_ns() / NSEC_PER_SEC;
-}
 
 static __always_inline __u32 ct_lifetime(__u8 protocol, __u32 flags)
 {
@@ -98,12 +91,23 @@ static __always_inline __u32 ct_tcp_flags(__u8 tcp, bool reply, __u32 flags)
 
 	if (tcp & TCP_RST)
 		set |= CT_RST;
+	else if (flags & CT_RST)
+		set |= reply ? CT_ALIVE_REPLY : CT_ALIVE_ORIG;
 	if (tcp & TCP_FIN)
 		set |= reply ? CT_FIN_REPLY : CT_FIN_ORIG;
-	/* a connection first seen in mid-stream has no SYN: count it as established */
+	/* a connection first seen in mid-stream, without its SYN, is no more than
+	 * an attempt either until both ends were heard */
 	if (!reply && tcp & TCP_ACK && !(tcp & TCP_SYN) && flags & CT_REPLIED)
 		set |= CT_ESTABLISHED;
 	return set;
+}
+
+/* A RST whose sequence number the receiver does not accept ends nothing: where
+ * both ends go on after it, it was one of those. */
+static __always_inline void ct_survive_reset(struct ct_entry *e)
+{
+	if ((e->flags & CT_ALIVE) == CT_ALIVE)
+		__sync_fetch_and_and(&e->flags, ~(CT_RST | CT_CLOSED | CT_ALIVE));
 }
 
 /* Counts the packet into e; returns the type of event that is due, or 0. */
@@ -120,6 +124,8 @@ static __always_inline __u8 ct_account(struct ct_entry *e, const struct packet *
 		set |= ct_tcp_flags(p->tcp_flags, reply, e->flags);
 	if ((e->flags & set) != set)
 		__sync_fetch_and_or(&e->flags, set);
+	if (set & CT_ALIVE)
+		ct_survive_reset(e);
 	if (set & CT_CLOSING && !(e->flags & CT_CLOSED) &&
 	    (e->flags & CT_RST || (e->flags & CT_FIN_ORIG && e->flags & CT_FIN_REPLY))) {
 		if (!(__sync_fetch_and_or(&e->flags, CT_CLOSED) & CT_CLOSED))
@@ -132,25 +138,62 @@ static __always_inline __u8 ct_account(struct ct_entry *e, const struct packet *
 	return 0;
 }
 
-/* A new connection may take the place of an entry that is over: expired, or
- * closed and met by a SYN. */
-static __always_inline bool ct_is_over(const struct ct_entry *e, const struct packet *p, __u32 now)
+/* A new connection may take the place of an entry that is over, or that never
+ * was a connection: expired, closed and met by a SYN, or begun by the other end
+ * without an answer, where this SYN is what really begins it. */
+static __always_inline bool ct_is_over(const struct ct_entry *e, const struct packet *p,
+				       bool from_a, __u32 now)
 {
+	bool reply = !(e->flags & CT_FROM_A) == from_a;
+
 	if (ct_expired(e, p->protocol, now))
 		return true;
-	return p->protocol == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN &&
-	       e->flags & CT_CLOSING;
+	if (p->protocol != IPPROTO_TCP || (p->tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+		return false;
+	return e->flags & CT_CLOSING || (reply && !(e->flags & CT_REPLIED));
 }
 
-/* A program of its own (see addr.h) that keeps the entry off its caller's stack. */
+/* Live connections of each address of a pod; corrected by user space at each
+ * collection. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 8192);
+	__type(key, struct addr);
+	__type(value, __u64);
+} weft_quota SEC(".maps");
+
+/* Connections that one address of a pod may have, so that no pod can fill the
+ * table; 0 is no limit. */
+volatile const __u32 ct_max_per_pod = 0;
+
+/* Takes one connection from the quota of the pod at this end. */
+static __always_inline bool ct_within_quota(const struct packet *p, __u8 direction)
+{
+	const struct addr *pod = direction == DIRECTION_EGRESS ? &p->src : &p->dst;
+	__u64 one = 1, *live;
+
+	live = bpf_map_lookup_elem(&weft_quota, pod);
+	if (!live) {
+		bpf_map_update_elem(&weft_quota, pod, &one, BPF_NOEXIST);
+		return true;
+	}
+	if (ct_max_per_pod && *live >= ct_max_per_pod)
+		return false;
+	__sync_fetch_and_add(live, 1);
+	return true;
+}
+
+/* Makes the entry of a new connection. Returns 0, a drop reason, or -EEXIST
+ * where another CPU was first. */
 static SUBPROGRAM int ct_create(struct __sk_buff *skb, const struct packet *p,
-				const struct ct_key *key, bool from_a, __u8 direction)
+				const struct lookup *l)
 {
 	__u32 now = now_seconds();
 	struct ct_entry e = {
 		.src_identity = identity_of(&p->src),
 		.dst_identity = identity_of(&p->dst),
-		.flags = from_a ? CT_FROM_A : 0,
+		.subject = {l->src_subject, l->dst_subject},
+		.flags = l->from_a ? CT_FROM_A : 0,
 		.last_seen = now,
 		.last_report = now,
 	};
@@ -158,55 +201,79 @@ static SUBPROGRAM int ct_create(struct __sk_buff *skb, const struct packet *p,
 
 	e.packets[0] = 1;
 	e.bytes[0] = skb->len;
-	if (p->protocol == IPPROTO_TCP) {
+	if (p->protocol == IPPROTO_TCP)
 		e.flags |= ct_tcp_flags(p->tcp_flags, false, 0);
-		if (!(p->tcp_flags & TCP_SYN))
-			e.flags |= CT_ESTABLISHED;
-	}
-	err = bpf_map_update_elem(&weft_conntrack, key, &e, BPF_NOEXIST);
+	if (!ct_within_quota(p, l->direction))
+		return DROP_CONNTRACK_QUOTA;
+	err = bpf_map_update_elem(&weft_conntrack, &l->key, &e, BPF_NOEXIST);
 	if (err)
-		return err;
-	emit(skb, p, EVENT_NEW, direction, 0, e.src_identity, e.dst_identity, 1, skb->len);
+		return err == -EEXIST ? -EEXIST : DROP_CONNTRACK_FULL;
+	emit(skb, p, EVENT_NEW, l->direction, 0, e.src_identity, e.dst_identity, 1, skb->len);
 	return 0;
 }
 
-/* Finds or makes the packet's entry and counts it; *out points to the entry,
- * *reply says whether the packet comes from the responder. Returns 0 or a drop
+/* Whether the connection may go on: it is judged again under rules that are not
+ * those it was judged by, and the entry keeps the answer. */
+static __always_inline int ct_allowed(struct packet *p, const struct lookup *l, struct ct_entry *e)
+{
+	__u32 reply = l->reply & 1; /* for the verifier, which saw it come from the stack */
+	int err = 0;
+
+	if (e->subject[reply] == l->src_subject && e->subject[1 - reply] == l->dst_subject) {
+		p->rule = e->rule;
+		return e->flags & CT_DENIED ? DROP_POLICY : 0;
+	}
+	if (!keep_established)
+		err = policy_judge(p, l);
+	if (err)
+		__sync_fetch_and_or(&e->flags, CT_DENIED);
+	else
+		__sync_fetch_and_and(&e->flags, ~CT_DENIED);
+	e->rule = p->rule;
+	e->subject[reply] = l->src_subject;
+	e->subject[1 - reply] = l->dst_subject;
+	return err;
+}
+
+/* Finds or makes the packet's entry and counts it; *out points to the entry.
+ * The caller has filled in direction and subjects of *l. Returns 0 or a drop
  * reason. */
-static __always_inline int conntrack(struct __sk_buff *skb, const struct packet *p, __u8 direction,
-				     struct ct_entry **out, bool *reply)
+static __always_inline int conntrack(struct __sk_buff *skb, struct packet *p, struct lookup *l,
+				     struct ct_entry **out)
 {
 	__u32 now = now_seconds();
 	struct ct_entry *e;
-	struct ct_key key;
-	bool from_a;
-	long err;
+	int err;
 	__u8 due;
 
-	from_a = ct_key_of(&key, &p->src, &p->dst, p->sport, p->dport, p->protocol);
-	e = bpf_map_lookup_elem(&weft_conntrack, &key);
-	if (e && ct_is_over(e, p, now)) {
-		bpf_map_delete_elem(&weft_conntrack, &key);
+	l->from_a = ct_key_of(&l->key, &p->src, &p->dst, p->sport, p->dport, p->protocol);
+	e = bpf_map_lookup_elem(&weft_conntrack, &l->key);
+	if (e && ct_is_over(e, p, l->from_a, now)) {
+		bpf_map_delete_elem(&weft_conntrack, &l->key);
 		e = NULL;
 	}
 	if (!e) {
-		*reply = false;
-		err = ct_create(skb, p, &key, from_a, direction);
+		err = l->src_subject | l->dst_subject ? policy_judge(p, l) : 0;
+		if (!err)
+			err = ct_create(skb, p, l);
 		if (err && err != -EEXIST)
+			return err;
+		e = bpf_map_lookup_elem(&weft_conntrack, &l->key);
+		if (!e)
 			return DROP_CONNTRACK_FULL;
-		*out = bpf_map_lookup_elem(&weft_conntrack, &key);
-		if (!*out)
-			return DROP_CONNTRACK_FULL;
+		*out = e;
 		if (!err)
 			return 0;
-		e = *out; /* another CPU was first */
 	}
 	*out = e;
-	*reply = !(e->flags & CT_FROM_A) == from_a;
-	due = ct_account(e, p, *reply, skb->len, now);
+	l->reply = !(e->flags & CT_FROM_A) == l->from_a;
+	err = ct_allowed(p, l, e);
+	if (err)
+		return err;
+	due = ct_account(e, p, l->reply & 1, skb->len, now);
 	if (due)
-		emit(skb, p, due, direction, 0, *reply ? e->dst_identity : e->src_identity,
-		     *reply ? e->src_identity : e->dst_identity, e->packets[0] + e->packets[1],
+		emit(skb, p, due, l->direction, 0, l->reply ? e->dst_identity : e->src_identity,
+		     l->reply ? e->src_identity : e->dst_identity, e->packets[0] + e->packets[1],
 		     e->bytes[0] + e->bytes[1]);
 	return 0;
 }

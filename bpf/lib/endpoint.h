@@ -4,7 +4,7 @@
 
 struct endpoint {
 	__u32 ifindex; /* host side of the pod's veth pair */
-	__u32 pad;
+	__u32 subject; /* of policy; 0: none selects the pod */
 	__u64 identity;
 	__u8 mac[ETH_ALEN];      /* pod side */
 	__u8 host_mac[ETH_ALEN]; /* host side */

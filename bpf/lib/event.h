@@ -29,7 +29,7 @@ struct event {
 	__u8 pad;
 	struct addr src, dst;
 	__be16 sport, dport;
-	__u32 pad2;
+	__u32 rule; /* of policy, for DROP_POLICY; 0: no rule allows */
 	__u64 src_identity, dst_identity;
 	__u64 packets, bytes;
 };
@@ -91,7 +91,7 @@ static __always_inline void emit(struct __sk_buff *skb, const struct packet *p, 
 	e->dst = p->dst;
 	e->sport = p->sport;
 	e->dport = p->dport;
-	e->pad2 = 0;
+	e->rule = p->rule;
 	e->src_identity = src_identity;
 	e->dst_identity = dst_identity;
 	e->packets = packets;
@@ -104,9 +104,11 @@ static __always_inline void emit(struct __sk_buff *skb, const struct packet *p, 
 }
 
 /* Counts a drop, tells user space and returns the verdict. */
-static __always_inline int drop(struct __sk_buff *skb, const struct packet *p, __u8 direction,
-				__u8 reason)
+static SUBPROGRAM int drop(struct __sk_buff *skb, const struct packet *p, __u8 direction,
+			   __u8 reason)
 {
+	if (!p)
+		return TCX_DROP;
 	count(reason, skb->len);
 	emit(skb, p, EVENT_DROP, direction, reason, identity_of(&p->src), identity_of(&p->dst), 1,
 	     skb->len);

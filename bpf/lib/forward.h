@@ -8,6 +8,7 @@ volatile const __u32 uplink_ifindex = 0;
 volatile const __u32 tunnel_ifindex = 0; /* 0: native routing */
 volatile const __u32 uplink_mtu = 1500;  /* bytes, of an L3 packet on the uplink */
 volatile const __u32 tunnel_mtu = 1450;  /* bytes, of an inner L3 packet */
+volatile const __be16 tunnel_port = 0;   /* UDP, network order */
 volatile const struct addr node_v4 = {};
 volatile const struct addr node_v6 = {};
 volatile const struct addr gateway_v4 = {}; /* what pods have as their gateway */

@@ -11,7 +11,12 @@ struct fragment_key {
 
 struct fragment_ports {
 	__be16 sport, dport;
+	__u32 seen; /* s; see clock.h */
 };
+
+/* How long a receiver waits for the rest of a datagram at most: half of what
+ * Linux does, for identifiers come round. */
+#define FRAGMENT_SECONDS 15
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -30,7 +35,11 @@ static __always_inline bool fragment_ports(struct packet *p)
 		.id = p->fragment_id,
 		.protocol = p->protocol,
 	};
-	struct fragment_ports ports = {.sport = p->sport, .dport = p->dport};
+	struct fragment_ports ports = {
+		.sport = p->sport,
+		.dport = p->dport,
+		.seen = now_seconds(),
+	};
 	struct fragment_ports *known;
 
 	if (p->first_fragment) {
@@ -38,7 +47,7 @@ static __always_inline bool fragment_ports(struct packet *p)
 		return true;
 	}
 	known = bpf_map_lookup_elem(&weft_fragments, &key);
-	if (!known)
+	if (!known || ports.seen - known->seen > FRAGMENT_SECONDS)
 		return false;
 	p->sport = known->sport;
 	p->dport = known->dport;

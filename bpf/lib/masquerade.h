@@ -56,9 +56,20 @@ static __always_inline int destination_port_off(__u8 protocol)
 	return protocol == IPPROTO_ICMP || protocol == IPPROTO_ICMPV6 ? 4 : 2;
 }
 
-static __always_inline bool is_icmp(__u8 protocol)
+/* The connection that has, or is about to have, the port of an entry; NULL where
+ * it is over and the entry only waits for its collection. */
+static __always_inline struct ct_entry *nat_connection(const struct nat_key *k,
+						       const struct nat_entry *nat)
 {
-	return protocol == IPPROTO_ICMP || protocol == IPPROTO_ICMPV6;
+	struct ct_entry *ct;
+	struct ct_key key;
+
+	ct_key_of(&key, &nat->pod, &k->remote, nat->pod_port,
+		  is_icmp(k->protocol) ? nat->pod_port : k->remote_port, k->protocol);
+	ct = bpf_map_lookup_elem(&weft_conntrack, &key);
+	if (!ct || ct_expired(ct, k->protocol, now_seconds()))
+		return NULL;
+	return ct->nat_port && ct->nat_port != k->nat_port ? NULL : ct;
 }
 
 /* Takes a free port for the connection of p; returns it in network order, or 0. */
@@ -72,10 +83,15 @@ static __always_inline __be16 take_port(const struct packet *p)
 	};
 	__u32 range = masquerade_last_port - masquerade_first_port + 1;
 	__u32 start = bpf_get_prandom_u32();
+	struct nat_entry *other;
 
 	for (int i = 0; i < MASQUERADE_TRIES; i++) {
 		key.nat_port = bpf_htons(masquerade_first_port + (start + i * 7919) % range);
 		if (!bpf_map_update_elem(&weft_nat, &key, &entry, BPF_NOEXIST))
+			return key.nat_port;
+		other = bpf_map_lookup_elem(&weft_nat, &key);
+		if (other && !nat_connection(&key, other) &&
+		    !bpf_map_update_elem(&weft_nat, &key, &entry, BPF_ANY))
 			return key.nat_port;
 	}
 	return 0;
@@ -97,8 +113,7 @@ static __always_inline __be16 masquerade_port(const struct packet *p, struct ct_
 }
 
 /* Gives a packet to the outside the node's address. Returns 0 or a drop reason. */
-static __always_inline int masquerade(struct __sk_buff *skb, const struct packet *p,
-				      struct ct_entry *ct)
+static SUBPROGRAM int masquerade(struct __sk_buff *skb, const struct packet *p, struct ct_entry *ct)
 {
 	struct addr node;
 	__be16 port;
@@ -114,32 +129,21 @@ static __always_inline int masquerade(struct __sk_buff *skb, const struct packet
 	return replace_endpoint(skb, p, true, &node, p->sport, port, source_port_off(p->protocol));
 }
 
-static __always_inline struct nat_entry *nat_find(const struct addr *remote, __be16 remote_port,
-						  __be16 nat_port, __u8 protocol)
+static __always_inline void nat_key_of(struct nat_key *k, const struct addr *remote,
+				       __be16 remote_port, __be16 nat_port, __u8 protocol)
 {
-	struct nat_key key = {
-		.remote = *remote,
-		.remote_port = is_icmp(protocol) ? 0 : remote_port,
-		.nat_port = nat_port,
-		.protocol = protocol,
-	};
-
-	return bpf_map_lookup_elem(&weft_nat, &key);
+	k->remote = *remote;
+	k->remote_port = is_icmp(protocol) ? 0 : remote_port;
+	k->nat_port = nat_port;
+	k->protocol = protocol;
+	__builtin_memset(k->pad, 0, sizeof(k->pad));
 }
 
-/* Whether p, an answer from the outside, belongs to the connection that took
- * the port. A connection that is over has given it back, and the entry only
- * waits for its collection: without this an old answer would open the
- * connection from the other end, which is never masqueraded. */
-static __always_inline bool nat_in_use(const struct packet *p, const struct nat_entry *nat)
+/* A SYN from the outside begins a connection; no answer does. Without this an
+ * old entry would let it in as if the pod were open to the outside. */
+static __always_inline bool begins(const struct packet *p)
 {
-	struct ct_entry *ct;
-	struct ct_key key;
-
-	ct_key_of(&key, &nat->pod, &p->src, nat->pod_port,
-		  is_icmp(p->protocol) ? nat->pod_port : p->sport, p->protocol);
-	ct = bpf_map_lookup_elem(&weft_conntrack, &key);
-	return ct && ct->nat_port == p->dport && !ct_is_over(ct, p, now_seconds());
+	return p->protocol == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
 static __always_inline bool is_echo_request(const struct packet *p)
@@ -147,32 +151,44 @@ static __always_inline bool is_echo_request(const struct packet *p)
 	return is_icmp(p->protocol) && p->icmp_type == (p->v4 ? 8 : 128);
 }
 
-/* Gives an answer from the outside, or an ICMP error about what went there, the
- * pod's address. Returns 0 with *p changed, 0 with *p unchanged where the
- * packet is the node's own, or a drop reason. */
-static __always_inline int unmasquerade(struct __sk_buff *skb, struct packet *p)
+/* Gives an ICMP error about what went to the outside the pod's address, and the
+ * packet that it quotes too. */
+static SUBPROGRAM int unmasquerade_error(struct __sk_buff *skb, struct packet *p)
 {
 	struct packet q = {};
 	struct nat_entry *nat;
+	struct nat_key key;
+	struct addr pod;
+	int err;
+
+	if (!parse_quoted(skb, p, &q) || !addr_equal(&q.src, &p->dst))
+		return 0;
+	nat_key_of(&key, &q.dst, q.dport, q.sport, q.protocol);
+	nat = bpf_map_lookup_elem(&weft_nat, &key);
+	if (!nat)
+		return 0;
+	pod = nat->pod;
+	err = replace_quoted(skb, p, &q, true, &pod, nat->pod_port);
+	if (!err)
+		err = replace_endpoint(skb, p, false, &pod, 0, 0, -1);
+	p->dst = pod;
+	return err;
+}
+
+/* Gives an answer from the outside, or an ICMP error about what went there, the
+ * pod's address. Returns 0 with *p changed, 0 with *p unchanged where the
+ * packet is the node's own, or a drop reason. */
+static SUBPROGRAM int unmasquerade(struct __sk_buff *skb, struct packet *p)
+{
+	struct nat_entry *nat;
+	struct nat_key key;
 	struct addr pod;
 	__be16 port;
 	int err;
 
-	if (p->icmp_error) {
-		if (!parse_quoted(skb, p, &q) || !addr_equal(&q.src, &p->dst))
-			return 0;
-		nat = nat_find(&q.dst, q.dport, q.sport, q.protocol);
-		if (!nat)
-			return 0;
-		pod = nat->pod;
-		err = replace_quoted(skb, p, &q, true, &pod, nat->pod_port);
-		if (!err)
-			err = replace_endpoint(skb, p, false, &pod, 0, 0, -1);
-		p->dst = pod;
-		return err;
-	}
-	nat = is_echo_request(p) ? NULL : nat_find(&p->src, p->sport, p->dport, p->protocol);
-	if (!nat || !nat_in_use(p, nat))
+	nat_key_of(&key, &p->src, p->sport, p->dport, p->protocol);
+	nat = is_echo_request(p) || begins(p) ? NULL : bpf_map_lookup_elem(&weft_nat, &key);
+	if (!nat || !nat_connection(&key, nat))
 		return 0;
 	pod = nat->pod;
 	port = nat->pod_port;

@@ -19,6 +19,7 @@
 
 /* skb->pkt_type: for this host. */
 #define PACKET_HOST 0
+#define PACKET_OTHERHOST 3
 
 #define NEXTHDR_HOP 0
 #define NEXTHDR_ROUTING 43
@@ -50,6 +51,7 @@ struct packet {
 	__u16 header_len;    /* L3 and L4 headers together, for GSO sizes */
 	__u16 mtu;           /* of the way that was too narrow, for the answer */
 	__u32 fragment_id;   /* network order, IPv4 in the upper half */
+	__u32 rule;          /* of policy, where it is dropped for that */
 };
 
 /* The packet's bounds. By hand, for the compiler may otherwise keep the address
@@ -81,6 +83,11 @@ static __always_inline void make_linear(struct __sk_buff *skb, __u32 want)
 		want = skb->len;
 	if (packet_data(skb) + want > packet_end(skb))
 		bpf_skb_pull_data(skb, want);
+}
+
+static __always_inline bool is_icmp(__u8 protocol)
+{
+	return protocol == IPPROTO_ICMP || protocol == IPPROTO_ICMPV6;
 }
 
 static __always_inline bool icmp4_is_error(__u8 type)
@@ -241,6 +248,7 @@ static __always_inline int skip_extensions(struct __sk_buff *skb, struct packet 
 		__be16 frag;
 		__be32 id;
 	} ext;
+	bool fragmented = false;
 
 	for (int i = 0; i < MAX_EXTENSIONS; i++) {
 		switch (p->protocol) {
@@ -256,6 +264,9 @@ static __always_inline int skip_extensions(struct __sk_buff *skb, struct packet 
 		if (bpf_skb_load_bytes(skb, p->l4_off, &ext, sizeof(ext)))
 			return DROP_MALFORMED;
 		if (p->protocol == NEXTHDR_FRAGMENT) {
+			if (fragmented) /* nobody sends a fragment of a fragment */
+				return DROP_MALFORMED;
+			fragmented = true;
 			p->later_fragment = bpf_ntohs(ext.frag) & ~7;
 			p->first_fragment = (bpf_ntohs(ext.frag) & 1) && !p->later_fragment;
 			p->fragment_id = ext.id;
@@ -297,12 +308,6 @@ static __always_inline int parse_ipv6(struct __sk_buff *skb, struct packet *p)
 	return parse_l4_at(skb, p->l4_off, p);
 }
 
-/* An IPv4-mapped address in a real IPv6 packet would be taken for IPv4. */
-static __always_inline bool is_mapped(const struct addr *a)
-{
-	return !a->d[0] && a->w[2] == bpf_htonl(0xffff);
-}
-
 /* Reads an IPv4 or IPv6 packet into *p, which must be zero. Returns 0 or a
  * drop reason. */
 static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
@@ -314,7 +319,8 @@ static __always_inline int parse(struct __sk_buff *skb, struct packet *p)
 	if (skb->protocol != bpf_htons(ETH_P_IPV6))
 		return DROP_ETHERTYPE;
 	err = parse_ipv6(skb, p);
-	if (!err && (is_mapped(&p->src) || is_mapped(&p->dst)))
+	/* an IPv4-mapped address in a real IPv6 packet would be taken for IPv4 */
+	if (!err && (is_v4(&p->src) || is_v4(&p->dst)))
 		return DROP_MALFORMED;
 	return err;
 }
@@ -331,3 +337,11 @@ static __always_inline __u32 wire_len(struct __sk_buff *skb, const struct packet
 {
 	return skb->gso_size ? skb->gso_size + p->header_len : skb->len - ETH_HLEN;
 }
+
+/* What a connection is found by, from either end. */
+struct ct_key {
+	struct addr a, b; /* a is the lesser of the two ends */
+	__be16 a_port, b_port;
+	__u8 protocol;
+	__u8 pad[3];
+};

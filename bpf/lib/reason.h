@@ -23,6 +23,7 @@ enum reason {
 	DROP_SPOOFED_MAC,          /* source MAC is not the pod's */
 	DROP_UNKNOWN_POD,          /* an address of this node's pod CIDR without a pod */
 	DROP_CONNTRACK_FULL,       /* no room for a new connection */
+	DROP_CONNTRACK_QUOTA,      /* the pod has as many connections as one may have */
 	DROP_FRAGMENT_UNKNOWN,     /* needs its ports, first fragment not seen */
 	DROP_ICMP_UNMATCHED,       /* ICMP error about a connection that does not exist */
 	DROP_TTL_EXPIRED,          /* answered with ICMP time exceeded */
@@ -32,6 +33,10 @@ enum reason {
 	DROP_MASQUERADE_ADDRESS,   /* the node has no address of this family */
 	DROP_NO_NEXT_HOP,          /* a node without an address of this family */
 	DROP_REWRITE,              /* the kernel refused to change the packet */
+	DROP_UNROUTABLE,           /* loopback, unspecified or link-local destination */
+	DROP_TUNNEL,               /* not what a node of the cluster sends through the tunnel */
+	DROP_POLICY,               /* network policy; the event holds the rule */
+	DROP_IDENTITY_UNKNOWN,     /* policy applies, and who sends is not known yet */
 	REASON_MAX,
 };
 

@@ -2,6 +2,31 @@
 #pragma once
 /* Conntrack for every kind of packet: whole ones, fragments, ICMP errors. */
 
+/* What a program knows of its packet. Off the stack, which has 512 bytes for a
+ * whole chain of calls; these programs run with bottom halves off, so that none
+ * interrupts another on its CPU. */
+struct scratch {
+	struct packet packet;
+	struct lookup lookup;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct scratch);
+} scratch_map SEC(".maps");
+
+static __always_inline struct scratch *new_scratch(void)
+{
+	__u32 zero = 0;
+	struct scratch *s = bpf_map_lookup_elem(&scratch_map, &zero);
+
+	if (s)
+		__builtin_memset(s, 0, sizeof(*s));
+	return s;
+}
+
 /* Whether the quoted packet belongs to the pod that the error comes from or
  * goes to. */
 static __always_inline bool quotes_pod(const struct packet *p, const struct packet *q,
@@ -23,32 +48,36 @@ static SUBPROGRAM struct ct_entry *quoted_connection(struct __sk_buff *skb, cons
 	return ct_find(&q);
 }
 
-/* Finds the connection of p, or makes it. *ct stays NULL for a later fragment
- * whose first was not seen, which the caller may let pass where no port
- * matters. For an ICMP error it is the connection that the error is about.
- * Returns 0 or a drop reason. */
-static __always_inline int track(struct __sk_buff *skb, struct packet *p, __u8 direction,
-				 struct ct_entry **ct, bool *reply)
+/* Finds the connection of p, or makes it; the caller has filled in direction
+ * and subjects of *l. *ct stays NULL for a later fragment whose first was not
+ * seen, which the caller may let pass where no port matters; to policy it does.
+ * For an ICMP error it is the connection that the error is about. Returns 0 or
+ * a drop reason. */
+static __always_inline int track(struct __sk_buff *skb, struct packet *p, struct lookup *l,
+				 struct ct_entry **ct)
 {
 	*ct = NULL;
-	*reply = false;
 	if ((p->first_fragment || p->later_fragment) && !fragment_ports(p))
-		return 0;
+		return l->src_subject | l->dst_subject ? DROP_FRAGMENT_UNKNOWN : 0;
 	if (!p->icmp_error)
-		return conntrack(skb, p, direction, ct, reply);
-	*ct = quoted_connection(skb, p, direction);
-	return *ct ? 0 : DROP_ICMP_UNMATCHED;
+		return conntrack(skb, p, l, ct);
+	*ct = quoted_connection(skb, p, l->direction);
+	if (!*ct)
+		return DROP_ICMP_UNMATCHED;
+	return (*ct)->flags & CT_DENIED ? DROP_POLICY : 0;
 }
 
 /* A packet that arrived for a pod of this node from elsewhere. */
-static __always_inline int to_local_pod(struct __sk_buff *skb, struct packet *p,
+static __always_inline int to_local_pod(struct __sk_buff *skb, struct scratch *s,
 					const struct endpoint *ep, __u32 way)
 {
+	struct packet *p = &s->packet;
 	struct ct_entry *ct;
-	bool reply;
 	int err;
 
-	err = p->ttl <= 1 ? DROP_TTL_EXPIRED : track(skb, p, DIRECTION_INGRESS, &ct, &reply);
+	s->lookup.direction = DIRECTION_INGRESS;
+	s->lookup.dst_subject = ep->subject;
+	err = p->ttl <= 1 ? DROP_TTL_EXPIRED : track(skb, p, &s->lookup, &ct);
 	if (err)
 		return drop(skb, p, DIRECTION_INGRESS, err);
 	return deliver(skb, p, ep, DIRECTION_INGRESS, way);

@@ -33,7 +33,10 @@ type KernelCtEntry struct {
 	Flags       uint32
 	LastSeen    uint32
 	LastReport  uint32
+	Subject     [2]uint32
+	Rule        uint32
 	NatPort     uint32
+	_           [4]byte
 }
 
 type KernelCtFlag uint32
@@ -46,6 +49,9 @@ const (
 	KernelCtFlagCT_FIN_REPLY   KernelCtFlag = 16
 	KernelCtFlagCT_RST         KernelCtFlag = 32
 	KernelCtFlagCT_CLOSED      KernelCtFlag = 64
+	KernelCtFlagCT_DENIED      KernelCtFlag = 128
+	KernelCtFlagCT_ALIVE_ORIG  KernelCtFlag = 256
+	KernelCtFlagCT_ALIVE_REPLY KernelCtFlag = 512
 )
 
 type KernelCtKey struct {
@@ -68,7 +74,7 @@ const (
 type KernelEndpoint struct {
 	_        structs.HostLayout
 	Ifindex  uint32
-	Pad      uint32
+	Subject  uint32
 	Identity uint64
 	Mac      [6]uint8
 	HostMac  [6]uint8
@@ -93,7 +99,7 @@ type KernelEvent struct {
 	Dst         KernelAddr
 	Sport       uint16
 	Dport       uint16
-	Pad2        uint32
+	Rule        uint32
 	SrcIdentity uint64
 	DstIdentity uint64
 	Packets     uint64
@@ -128,6 +134,7 @@ type KernelFragmentPorts struct {
 	_     structs.HostLayout
 	Sport uint16
 	Dport uint16
+	Seen  uint32
 }
 
 type KernelIpcacheEntry struct {
@@ -170,6 +177,36 @@ type KernelNatKey struct {
 	Pad        [3]uint8
 }
 
+type KernelPolicyEntry struct {
+	_            structs.HostLayout
+	AdminRank    uint32
+	AdminRule    uint32
+	Rank         uint32
+	Rule         uint32
+	AdminVerdict uint8
+	Verdict      uint8
+	Pad          [2]uint8
+}
+
+type KernelPolicyKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Subject   uint32
+	Direction uint8
+	Peer      [8]uint8
+	Protocol  uint8
+	Port      uint16
+}
+
+type KernelPolicyVerdict uint32
+
+const (
+	KernelPolicyVerdictPOLICY_NONE  KernelPolicyVerdict = 0
+	KernelPolicyVerdictPOLICY_ALLOW KernelPolicyVerdict = 1
+	KernelPolicyVerdictPOLICY_DENY  KernelPolicyVerdict = 2
+	KernelPolicyVerdictPOLICY_PASS  KernelPolicyVerdict = 3
+)
+
 type KernelReason uint32
 
 const (
@@ -190,22 +227,28 @@ const (
 	KernelReasonDROP_SPOOFED_MAC          KernelReason = 14
 	KernelReasonDROP_UNKNOWN_POD          KernelReason = 15
 	KernelReasonDROP_CONNTRACK_FULL       KernelReason = 16
-	KernelReasonDROP_FRAGMENT_UNKNOWN     KernelReason = 17
-	KernelReasonDROP_ICMP_UNMATCHED       KernelReason = 18
-	KernelReasonDROP_TTL_EXPIRED          KernelReason = 19
-	KernelReasonDROP_TOO_BIG              KernelReason = 20
-	KernelReasonDROP_MASQUERADE_EXHAUSTED KernelReason = 21
-	KernelReasonDROP_MASQUERADE_PROTOCOL  KernelReason = 22
-	KernelReasonDROP_MASQUERADE_ADDRESS   KernelReason = 23
-	KernelReasonDROP_NO_NEXT_HOP          KernelReason = 24
-	KernelReasonDROP_REWRITE              KernelReason = 25
-	KernelReasonREASON_MAX                KernelReason = 26
+	KernelReasonDROP_CONNTRACK_QUOTA      KernelReason = 17
+	KernelReasonDROP_FRAGMENT_UNKNOWN     KernelReason = 18
+	KernelReasonDROP_ICMP_UNMATCHED       KernelReason = 19
+	KernelReasonDROP_TTL_EXPIRED          KernelReason = 20
+	KernelReasonDROP_TOO_BIG              KernelReason = 21
+	KernelReasonDROP_MASQUERADE_EXHAUSTED KernelReason = 22
+	KernelReasonDROP_MASQUERADE_PROTOCOL  KernelReason = 23
+	KernelReasonDROP_MASQUERADE_ADDRESS   KernelReason = 24
+	KernelReasonDROP_NO_NEXT_HOP          KernelReason = 25
+	KernelReasonDROP_REWRITE              KernelReason = 26
+	KernelReasonDROP_UNROUTABLE           KernelReason = 27
+	KernelReasonDROP_TUNNEL               KernelReason = 28
+	KernelReasonDROP_POLICY               KernelReason = 29
+	KernelReasonDROP_IDENTITY_UNKNOWN     KernelReason = 30
+	KernelReasonREASON_MAX                KernelReason = 31
 )
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	KernelMapWeftCidr            = "weft_cidr"
 	KernelMapWeftConntrack       = "weft_conntrack"
 	KernelMapWeftCounters        = "weft_counters"
 	KernelMapWeftEndpoints       = "weft_endpoints"
@@ -214,6 +257,9 @@ const (
 	KernelMapWeftFragments       = "weft_fragments"
 	KernelMapWeftIpcache         = "weft_ipcache"
 	KernelMapWeftNat             = "weft_nat"
+	KernelMapWeftPolicy          = "weft_policy"
+	KernelMapWeftQuota           = "weft_quota"
+	KernelVarCtMaxPerPod         = "ct_max_per_pod"
 	KernelVarCtOther             = "ct_other"
 	KernelVarCtTcpClosing        = "ct_tcp_closing"
 	KernelVarCtTcpEstablished    = "ct_tcp_established"
@@ -222,6 +268,8 @@ const (
 	KernelVarCtUdpReplied        = "ct_udp_replied"
 	KernelVarGatewayV4           = "gateway_v4"
 	KernelVarGatewayV6           = "gateway_v6"
+	KernelVarIpv6CsumFlag        = "ipv6_csum_flag"
+	KernelVarKeepEstablished     = "keep_established"
 	KernelVarMasqueradeEnabled   = "masquerade_enabled"
 	KernelVarMasqueradeFirstPort = "masquerade_first_port"
 	KernelVarMasqueradeLastPort  = "masquerade_last_port"
@@ -230,11 +278,13 @@ const (
 	KernelVarReportInterval      = "report_interval"
 	KernelVarTunnelIfindex       = "tunnel_ifindex"
 	KernelVarTunnelMtu           = "tunnel_mtu"
+	KernelVarTunnelPort          = "tunnel_port"
 	KernelVarUnusedCtFlag        = "unused_ct_flag"
 	KernelVarUnusedDirection     = "unused_direction"
 	KernelVarUnusedEvent         = "unused_event"
 	KernelVarUnusedEventType     = "unused_event_type"
 	KernelVarUnusedIpcacheFlag   = "unused_ipcache_flag"
+	KernelVarUnusedPolicyVerdict = "unused_policy_verdict"
 	KernelVarUnusedReason        = "unused_reason"
 	KernelVarUplinkIfindex       = "uplink_ifindex"
 	KernelVarUplinkMtu           = "uplink_mtu"
@@ -288,6 +338,7 @@ type KernelProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelMapSpecs struct {
+	WeftCidr        *ebpf.MapSpec `ebpf:"weft_cidr"`
 	WeftConntrack   *ebpf.MapSpec `ebpf:"weft_conntrack"`
 	WeftCounters    *ebpf.MapSpec `ebpf:"weft_counters"`
 	WeftEndpoints   *ebpf.MapSpec `ebpf:"weft_endpoints"`
@@ -296,12 +347,15 @@ type KernelMapSpecs struct {
 	WeftFragments   *ebpf.MapSpec `ebpf:"weft_fragments"`
 	WeftIpcache     *ebpf.MapSpec `ebpf:"weft_ipcache"`
 	WeftNat         *ebpf.MapSpec `ebpf:"weft_nat"`
+	WeftPolicy      *ebpf.MapSpec `ebpf:"weft_policy"`
+	WeftQuota       *ebpf.MapSpec `ebpf:"weft_quota"`
 }
 
 // KernelVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelVariableSpecs struct {
+	CtMaxPerPod         *ebpf.VariableSpec `ebpf:"ct_max_per_pod"`
 	CtOther             *ebpf.VariableSpec `ebpf:"ct_other"`
 	CtTcpClosing        *ebpf.VariableSpec `ebpf:"ct_tcp_closing"`
 	CtTcpEstablished    *ebpf.VariableSpec `ebpf:"ct_tcp_established"`
@@ -310,6 +364,8 @@ type KernelVariableSpecs struct {
 	CtUdpReplied        *ebpf.VariableSpec `ebpf:"ct_udp_replied"`
 	GatewayV4           *ebpf.VariableSpec `ebpf:"gateway_v4"`
 	GatewayV6           *ebpf.VariableSpec `ebpf:"gateway_v6"`
+	Ipv6CsumFlag        *ebpf.VariableSpec `ebpf:"ipv6_csum_flag"`
+	KeepEstablished     *ebpf.VariableSpec `ebpf:"keep_established"`
 	MasqueradeEnabled   *ebpf.VariableSpec `ebpf:"masquerade_enabled"`
 	MasqueradeFirstPort *ebpf.VariableSpec `ebpf:"masquerade_first_port"`
 	MasqueradeLastPort  *ebpf.VariableSpec `ebpf:"masquerade_last_port"`
@@ -318,11 +374,13 @@ type KernelVariableSpecs struct {
 	ReportInterval      *ebpf.VariableSpec `ebpf:"report_interval"`
 	TunnelIfindex       *ebpf.VariableSpec `ebpf:"tunnel_ifindex"`
 	TunnelMtu           *ebpf.VariableSpec `ebpf:"tunnel_mtu"`
+	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
 	UnusedCtFlag        *ebpf.VariableSpec `ebpf:"unused_ct_flag"`
 	UnusedDirection     *ebpf.VariableSpec `ebpf:"unused_direction"`
 	UnusedEvent         *ebpf.VariableSpec `ebpf:"unused_event"`
 	UnusedEventType     *ebpf.VariableSpec `ebpf:"unused_event_type"`
 	UnusedIpcacheFlag   *ebpf.VariableSpec `ebpf:"unused_ipcache_flag"`
+	UnusedPolicyVerdict *ebpf.VariableSpec `ebpf:"unused_policy_verdict"`
 	UnusedReason        *ebpf.VariableSpec `ebpf:"unused_reason"`
 	UplinkIfindex       *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
 	UplinkMtu           *ebpf.VariableSpec `ebpf:"uplink_mtu"`
@@ -348,6 +406,7 @@ func (o *KernelObjects) Close() error {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelMaps struct {
+	WeftCidr        *ebpf.Map `ebpf:"weft_cidr"`
 	WeftConntrack   *ebpf.Map `ebpf:"weft_conntrack"`
 	WeftCounters    *ebpf.Map `ebpf:"weft_counters"`
 	WeftEndpoints   *ebpf.Map `ebpf:"weft_endpoints"`
@@ -356,10 +415,13 @@ type KernelMaps struct {
 	WeftFragments   *ebpf.Map `ebpf:"weft_fragments"`
 	WeftIpcache     *ebpf.Map `ebpf:"weft_ipcache"`
 	WeftNat         *ebpf.Map `ebpf:"weft_nat"`
+	WeftPolicy      *ebpf.Map `ebpf:"weft_policy"`
+	WeftQuota       *ebpf.Map `ebpf:"weft_quota"`
 }
 
 func (m *KernelMaps) Close() error {
 	return _KernelClose(
+		m.WeftCidr,
 		m.WeftConntrack,
 		m.WeftCounters,
 		m.WeftEndpoints,
@@ -368,6 +430,8 @@ func (m *KernelMaps) Close() error {
 		m.WeftFragments,
 		m.WeftIpcache,
 		m.WeftNat,
+		m.WeftPolicy,
+		m.WeftQuota,
 	)
 }
 
@@ -375,6 +439,7 @@ func (m *KernelMaps) Close() error {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelVariables struct {
+	CtMaxPerPod         *ebpf.Variable `ebpf:"ct_max_per_pod"`
 	CtOther             *ebpf.Variable `ebpf:"ct_other"`
 	CtTcpClosing        *ebpf.Variable `ebpf:"ct_tcp_closing"`
 	CtTcpEstablished    *ebpf.Variable `ebpf:"ct_tcp_established"`
@@ -383,6 +448,8 @@ type KernelVariables struct {
 	CtUdpReplied        *ebpf.Variable `ebpf:"ct_udp_replied"`
 	GatewayV4           *ebpf.Variable `ebpf:"gateway_v4"`
 	GatewayV6           *ebpf.Variable `ebpf:"gateway_v6"`
+	Ipv6CsumFlag        *ebpf.Variable `ebpf:"ipv6_csum_flag"`
+	KeepEstablished     *ebpf.Variable `ebpf:"keep_established"`
 	MasqueradeEnabled   *ebpf.Variable `ebpf:"masquerade_enabled"`
 	MasqueradeFirstPort *ebpf.Variable `ebpf:"masquerade_first_port"`
 	MasqueradeLastPort  *ebpf.Variable `ebpf:"masquerade_last_port"`
@@ -391,11 +458,13 @@ type KernelVariables struct {
 	ReportInterval      *ebpf.Variable `ebpf:"report_interval"`
 	TunnelIfindex       *ebpf.Variable `ebpf:"tunnel_ifindex"`
 	TunnelMtu           *ebpf.Variable `ebpf:"tunnel_mtu"`
+	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`
 	UnusedCtFlag        *ebpf.Variable `ebpf:"unused_ct_flag"`
 	UnusedDirection     *ebpf.Variable `ebpf:"unused_direction"`
 	UnusedEvent         *ebpf.Variable `ebpf:"unused_event"`
 	UnusedEventType     *ebpf.Variable `ebpf:"unused_event_type"`
 	UnusedIpcacheFlag   *ebpf.Variable `ebpf:"unused_ipcache_flag"`
+	UnusedPolicyVerdict *ebpf.Variable `ebpf:"unused_policy_verdict"`
 	UnusedReason        *ebpf.Variable `ebpf:"unused_reason"`
 	UplinkIfindex       *ebpf.Variable `ebpf:"uplink_ifindex"`
 	UplinkMtu           *ebpf.Variable `ebpf:"uplink_mtu"`

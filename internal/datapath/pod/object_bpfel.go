@@ -16,6 +16,8 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
+	objectMapScratchMap          = "scratch_map"
+	objectMapWeftCidr            = "weft_cidr"
 	objectMapWeftConntrack       = "weft_conntrack"
 	objectMapWeftCounters        = "weft_counters"
 	objectMapWeftEndpoints       = "weft_endpoints"
@@ -24,8 +26,11 @@ const (
 	objectMapWeftFragments       = "weft_fragments"
 	objectMapWeftIpcache         = "weft_ipcache"
 	objectMapWeftNat             = "weft_nat"
+	objectMapWeftPolicy          = "weft_policy"
+	objectMapWeftQuota           = "weft_quota"
 	objectProgFromPod            = "from_pod"
 	objectProgToPod              = "to_pod"
+	objectVarCtMaxPerPod         = "ct_max_per_pod"
 	objectVarCtOther             = "ct_other"
 	objectVarCtTcpClosing        = "ct_tcp_closing"
 	objectVarCtTcpEstablished    = "ct_tcp_established"
@@ -34,6 +39,8 @@ const (
 	objectVarCtUdpReplied        = "ct_udp_replied"
 	objectVarGatewayV4           = "gateway_v4"
 	objectVarGatewayV6           = "gateway_v6"
+	objectVarIpv6CsumFlag        = "ipv6_csum_flag"
+	objectVarKeepEstablished     = "keep_established"
 	objectVarMasqueradeEnabled   = "masquerade_enabled"
 	objectVarMasqueradeFirstPort = "masquerade_first_port"
 	objectVarMasqueradeLastPort  = "masquerade_last_port"
@@ -42,6 +49,7 @@ const (
 	objectVarReportInterval      = "report_interval"
 	objectVarTunnelIfindex       = "tunnel_ifindex"
 	objectVarTunnelMtu           = "tunnel_mtu"
+	objectVarTunnelPort          = "tunnel_port"
 	objectVarUplinkIfindex       = "uplink_ifindex"
 	objectVarUplinkMtu           = "uplink_mtu"
 )
@@ -96,6 +104,8 @@ type objectProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectMapSpecs struct {
+	ScratchMap      *ebpf.MapSpec `ebpf:"scratch_map"`
+	WeftCidr        *ebpf.MapSpec `ebpf:"weft_cidr"`
 	WeftConntrack   *ebpf.MapSpec `ebpf:"weft_conntrack"`
 	WeftCounters    *ebpf.MapSpec `ebpf:"weft_counters"`
 	WeftEndpoints   *ebpf.MapSpec `ebpf:"weft_endpoints"`
@@ -104,12 +114,15 @@ type objectMapSpecs struct {
 	WeftFragments   *ebpf.MapSpec `ebpf:"weft_fragments"`
 	WeftIpcache     *ebpf.MapSpec `ebpf:"weft_ipcache"`
 	WeftNat         *ebpf.MapSpec `ebpf:"weft_nat"`
+	WeftPolicy      *ebpf.MapSpec `ebpf:"weft_policy"`
+	WeftQuota       *ebpf.MapSpec `ebpf:"weft_quota"`
 }
 
 // objectVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectVariableSpecs struct {
+	CtMaxPerPod         *ebpf.VariableSpec `ebpf:"ct_max_per_pod"`
 	CtOther             *ebpf.VariableSpec `ebpf:"ct_other"`
 	CtTcpClosing        *ebpf.VariableSpec `ebpf:"ct_tcp_closing"`
 	CtTcpEstablished    *ebpf.VariableSpec `ebpf:"ct_tcp_established"`
@@ -118,6 +131,8 @@ type objectVariableSpecs struct {
 	CtUdpReplied        *ebpf.VariableSpec `ebpf:"ct_udp_replied"`
 	GatewayV4           *ebpf.VariableSpec `ebpf:"gateway_v4"`
 	GatewayV6           *ebpf.VariableSpec `ebpf:"gateway_v6"`
+	Ipv6CsumFlag        *ebpf.VariableSpec `ebpf:"ipv6_csum_flag"`
+	KeepEstablished     *ebpf.VariableSpec `ebpf:"keep_established"`
 	MasqueradeEnabled   *ebpf.VariableSpec `ebpf:"masquerade_enabled"`
 	MasqueradeFirstPort *ebpf.VariableSpec `ebpf:"masquerade_first_port"`
 	MasqueradeLastPort  *ebpf.VariableSpec `ebpf:"masquerade_last_port"`
@@ -126,6 +141,7 @@ type objectVariableSpecs struct {
 	ReportInterval      *ebpf.VariableSpec `ebpf:"report_interval"`
 	TunnelIfindex       *ebpf.VariableSpec `ebpf:"tunnel_ifindex"`
 	TunnelMtu           *ebpf.VariableSpec `ebpf:"tunnel_mtu"`
+	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
 	UplinkIfindex       *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
 	UplinkMtu           *ebpf.VariableSpec `ebpf:"uplink_mtu"`
 }
@@ -150,6 +166,8 @@ func (o *objectObjects) Close() error {
 //
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectMaps struct {
+	ScratchMap      *ebpf.Map `ebpf:"scratch_map"`
+	WeftCidr        *ebpf.Map `ebpf:"weft_cidr"`
 	WeftConntrack   *ebpf.Map `ebpf:"weft_conntrack"`
 	WeftCounters    *ebpf.Map `ebpf:"weft_counters"`
 	WeftEndpoints   *ebpf.Map `ebpf:"weft_endpoints"`
@@ -158,10 +176,14 @@ type objectMaps struct {
 	WeftFragments   *ebpf.Map `ebpf:"weft_fragments"`
 	WeftIpcache     *ebpf.Map `ebpf:"weft_ipcache"`
 	WeftNat         *ebpf.Map `ebpf:"weft_nat"`
+	WeftPolicy      *ebpf.Map `ebpf:"weft_policy"`
+	WeftQuota       *ebpf.Map `ebpf:"weft_quota"`
 }
 
 func (m *objectMaps) Close() error {
 	return _ObjectClose(
+		m.ScratchMap,
+		m.WeftCidr,
 		m.WeftConntrack,
 		m.WeftCounters,
 		m.WeftEndpoints,
@@ -170,6 +192,8 @@ func (m *objectMaps) Close() error {
 		m.WeftFragments,
 		m.WeftIpcache,
 		m.WeftNat,
+		m.WeftPolicy,
+		m.WeftQuota,
 	)
 }
 
@@ -177,6 +201,7 @@ func (m *objectMaps) Close() error {
 //
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectVariables struct {
+	CtMaxPerPod         *ebpf.Variable `ebpf:"ct_max_per_pod"`
 	CtOther             *ebpf.Variable `ebpf:"ct_other"`
 	CtTcpClosing        *ebpf.Variable `ebpf:"ct_tcp_closing"`
 	CtTcpEstablished    *ebpf.Variable `ebpf:"ct_tcp_established"`
@@ -185,6 +210,8 @@ type objectVariables struct {
 	CtUdpReplied        *ebpf.Variable `ebpf:"ct_udp_replied"`
 	GatewayV4           *ebpf.Variable `ebpf:"gateway_v4"`
 	GatewayV6           *ebpf.Variable `ebpf:"gateway_v6"`
+	Ipv6CsumFlag        *ebpf.Variable `ebpf:"ipv6_csum_flag"`
+	KeepEstablished     *ebpf.Variable `ebpf:"keep_established"`
 	MasqueradeEnabled   *ebpf.Variable `ebpf:"masquerade_enabled"`
 	MasqueradeFirstPort *ebpf.Variable `ebpf:"masquerade_first_port"`
 	MasqueradeLastPort  *ebpf.Variable `ebpf:"masquerade_last_port"`
@@ -193,6 +220,7 @@ type objectVariables struct {
 	ReportInterval      *ebpf.Variable `ebpf:"report_interval"`
 	TunnelIfindex       *ebpf.Variable `ebpf:"tunnel_ifindex"`
 	TunnelMtu           *ebpf.Variable `ebpf:"tunnel_mtu"`
+	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`
 	UplinkIfindex       *ebpf.Variable `ebpf:"uplink_ifindex"`
 	UplinkMtu           *ebpf.Variable `ebpf:"uplink_mtu"`
 }

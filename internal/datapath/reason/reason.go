@@ -34,6 +34,7 @@ var names = [...]string{
 	pin.KernelReasonDROP_SPOOFED_MAC:          "spoofed-mac",
 	pin.KernelReasonDROP_UNKNOWN_POD:          "unknown-pod",
 	pin.KernelReasonDROP_CONNTRACK_FULL:       "conntrack-full",
+	pin.KernelReasonDROP_CONNTRACK_QUOTA:      "conntrack-quota",
 	pin.KernelReasonDROP_FRAGMENT_UNKNOWN:     "fragment-unknown",
 	pin.KernelReasonDROP_ICMP_UNMATCHED:       "icmp-unmatched",
 	pin.KernelReasonDROP_TTL_EXPIRED:          "ttl-expired",
@@ -43,6 +44,10 @@ var names = [...]string{
 	pin.KernelReasonDROP_MASQUERADE_ADDRESS:   "masquerade-address",
 	pin.KernelReasonDROP_NO_NEXT_HOP:          "no-next-hop",
 	pin.KernelReasonDROP_REWRITE:              "rewrite",
+	pin.KernelReasonDROP_UNROUTABLE:           "unroutable",
+	pin.KernelReasonDROP_TUNNEL:               "tunnel-forged",
+	pin.KernelReasonDROP_POLICY:               "policy",
+	pin.KernelReasonDROP_IDENTITY_UNKNOWN:     "identity-unknown",
 }
 
 // Name returns the name of reason r; a number that this build does not know

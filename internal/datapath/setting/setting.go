@@ -5,11 +5,13 @@
 package setting
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
 
 	"github.com/weft-mesh/weft/internal/addr"
 	"github.com/weft-mesh/weft/internal/datapath/pin"
@@ -18,18 +20,21 @@ import (
 // Node are the constants of this node. An address of a family that the node
 // does not have is the zero Addr.
 type Node struct {
-	UplinkIfindex  int
-	UplinkMTU      int // bytes, L3
-	TunnelIfindex  int // 0: native routing
-	TunnelMTU      int // bytes, L3, inner
-	IPv4, IPv6     netip.Addr
-	Gateway4       netip.Addr // of the pods
-	Gateway6       netip.Addr
-	Masquerade     bool
-	FirstPort      uint16 // of masqueraded connections
-	LastPort       uint16
-	Lifetimes      Lifetimes
-	ReportInterval time.Duration // between two updates of one connection, whole seconds; 0: none
+	UplinkIfindex   int
+	UplinkMTU       int    // bytes, L3
+	TunnelIfindex   int    // 0: native routing
+	TunnelPort      uint16 // UDP
+	TunnelMTU       int    // bytes, L3, inner
+	IPv4, IPv6      netip.Addr
+	Gateway4        netip.Addr // of the pods
+	Gateway6        netip.Addr
+	Masquerade      bool
+	FirstPort       uint16 // of masqueraded connections
+	LastPort        uint16
+	Lifetimes       Lifetimes
+	MaxPerPod       int           // connections of one address of a pod; 0: no limit
+	KeepEstablished bool          // connections that policy forbids since a change go on
+	ReportInterval  time.Duration // between two updates of one connection, whole seconds; 0: none
 }
 
 // Lifetimes is how long conntrack keeps a connection after its last packet, in
@@ -78,6 +83,26 @@ func (n Node) variables() map[string]any {
 		"ct_udp":                seconds(n.Lifetimes.UDP),
 		"ct_udp_replied":        seconds(n.Lifetimes.UDPReplied),
 		"ct_other":              seconds(n.Lifetimes.Other),
+		"tunnel_port":           networkOrder(n.TunnelPort),
+		"ct_max_per_pod":        uint32(n.MaxPerPod),
+		"ipv6_csum_flag":        ipv6ChecksumFlag(),
+		"keep_established":      n.KeepEstablished,
 		"report_interval":       seconds(n.ReportInterval),
 	}
+}
+
+// networkOrder returns the port as a program reads it from a packet.
+func networkOrder(port uint16) uint16 {
+	var b [2]byte
+	binary.BigEndian.PutUint16(b[:], port)
+	return binary.NativeEndian.Uint16(b[:])
+}
+
+// ipv6ChecksumFlag is BPF_F_IPV6 of bpf_l4_csum_replace where this kernel has it.
+func ipv6ChecksumFlag() uint64 {
+	const bpfFIPv6, since = 1 << 7, 6<<16 | 16<<8
+	if v, err := features.LinuxVersionCode(); err != nil || v < since {
+		return 0
+	}
+	return bpfFIPv6
 }
