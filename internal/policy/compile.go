@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -19,10 +20,11 @@ func Compile(in Input) *Result { return new(Compiler).Compile(in) }
 // Compiler compiles again and again and keeps what did not change. The zero
 // value is ready. It is not safe for concurrent use; its results are.
 type Compiler struct {
-	population *population
-	parsed     map[*state.Policy]*parsed
-	resolved   map[*parsed]*resolved // under population
-	subjects   map[digest]*Subject   // by what they are made from
+	cluster  cluster // of the last call
+	classes  []Class // of the last call
+	parsed   map[*state.Policy]*parsed
+	resolved map[*parsed]*resolved // under cluster and classes
+	subjects map[digest]*Subject   // by what they are made from
 }
 
 // pass is one run of the compiler.
@@ -43,7 +45,7 @@ func (c *Compiler) Compile(in Input) *Result {
 		Subjects: map[SubjectKey]*Subject{}, Endpoints: map[EndpointID]SubjectKey{},
 		Selected: map[EndpointID][]Ref{}, Rules: map[uint32]Rule{},
 	}}
-	p.cluster = cluster{population: c.populate(in.Identities), pods: sortedPods(in.Pods), nodes: in.Nodes}
+	p.cluster = c.populate(in)
 	c.parse(p, in.Policies)
 	numbers := number(p.policies)
 	p.describe(numbers)
@@ -54,16 +56,28 @@ func (c *Compiler) Compile(in Input) *Result {
 	return p.result
 }
 
-// populate returns the index of identities, the last one where they are the
-// same.
-func (c *Compiler) populate(rows []*state.Identity) *population {
-	ids := slices.Clone(rows)
+// populate returns the cluster, with what is still valid of the last one. What
+// depends on what has changed is forgotten.
+func (c *Compiler) populate(in Input) cluster {
+	ids := slices.Clone(in.Identities)
 	slices.SortFunc(ids, func(a, b *state.Identity) int { return cmp.Compare(a.ID, b.ID) })
-	if c.population == nil || !slices.Equal(ids, c.population.ids) {
-		c.population = newPopulation(ids)
+	now := cluster{population: c.cluster.population, pods: sortedPods(in.Pods), nodes: slices.Clone(in.Nodes), named: c.cluster.named}
+	sameIDs := now.population != nil && slices.Equal(ids, now.population.ids)
+	if !sameIDs {
+		now.population = newPopulation(ids)
 		c.resolved = nil
 	}
-	return c.population
+	if !sameIDs || !slices.Equal(now.nodes, c.cluster.nodes) || !slices.EqualFunc(now.pods, c.cluster.pods, samePod) {
+		now.named = map[string][]clause{}
+		maps.DeleteFunc(c.resolved, func(p *parsed, _ *resolved) bool { return p.moves() })
+	}
+	c.cluster = now
+	return now
+}
+
+// samePod is true where a and b mean the same to the rules of others.
+func samePod(a, b Pod) bool {
+	return a.Identity == b.Identity && slices.Equal(a.IPs, b.IPs) && slices.Equal(a.Ports, b.Ports)
 }
 
 func sortedPods(pods []Pod) []Pod {
@@ -137,7 +151,7 @@ func (c *Compiler) resolve(p *pass, numbers map[ruleKey]uint32) {
 			continue
 		}
 		r := before[one]
-		if r == nil || one.moves() || !sameNumbers(r, numbers) {
+		if r == nil || !sameNumbers(r, numbers) {
 			r = p.cluster.resolve(one, numbers)
 		}
 		p.active[i], c.resolved[one] = r, r
@@ -167,11 +181,14 @@ func (c *Compiler) classify(p *pass) {
 	}
 	p.result.Prefixes = p.classes
 	p.result.classOf = newClassTable(p.classes)
+	x := &classifier{prefixes, map[*netip.Prefix][]int32{}}
+	same := slices.Equal(p.classes, c.classes)
+	c.classes = p.classes
 	for _, r := range active {
-		if r.digest != (digest{}) && !r.hasPrefixes() {
+		if r.digest != (digest{}) && (same || !r.hasPrefixes()) {
 			continue
 		}
-		r.classify(prefixes)
+		x.classify(r)
 		r.sign(p.population, p.classes)
 	}
 }
@@ -260,15 +277,16 @@ func (p *pass) subject(policies []*resolved, ports map[string][]span) *Subject {
 	for _, d := range []Direction{Egress, Ingress} {
 		s.Entries = append(s.Entries, p.entries(d, policies, ports)...)
 	}
-	s.Key = SubjectKey(sha256.Sum256(encode(s.Entries)))
+	s.Key = hash(s.Entries)
 	return s
 }
 
-// encode writes entries as bytes of one length each.
-func encode(entries []Entry) []byte {
-	b := make([]byte, 0, 31*len(entries))
+// hash returns the key of a subject with these entries.
+func hash(entries []Entry) SubjectKey {
+	h := sha256.New()
+	b := make([]byte, 0, 64)
 	for _, e := range entries {
-		b = append(b, byte(e.Direction), e.Bits, e.Protocol)
+		b = append(b[:0], byte(e.Direction), e.Bits, e.Protocol)
 		b = binary.BigEndian.AppendUint64(b, e.Peer)
 		b = binary.BigEndian.AppendUint16(b, e.Port)
 		for _, o := range []Outcome{e.Admin, e.Lower} {
@@ -276,8 +294,9 @@ func encode(entries []Entry) []byte {
 			b = binary.BigEndian.AppendUint32(b, o.Rule)
 			b = append(b, byte(o.Verdict))
 		}
+		h.Write(b)
 	}
-	return b
+	return SubjectKey(h.Sum(nil))
 }
 
 // entries compiles one direction of a subject.
@@ -290,50 +309,66 @@ func (p *pass) entries(d Direction, policies []*resolved, ports map[string][]spa
 			anyone = append(anyone, int32(i))
 		}
 	}
-	out := appendEntries(nil, d, AnyPeer, f.setAny(anyone), f.outcomes)
-	out = append(out, Entry{Direction: d, Peer: ownNode, Admin: Outcome{rankOwnNode, RuleOwnNode, Allow}, Lower: none})
-	ids := newLists(len(p.population.ids))
-	classes := newLists(len(p.classes))
-	for i, c := range clauses {
-		if c.ids != nil {
-			c.ids.each(func(at int) { ids.add(at, int32(i)) })
-		}
-		for _, at := range c.classes {
-			classes.add(int(at), int32(i))
-		}
-	}
+	anyPieces := f.setAny(anyone)
+	ids, classes := p.termsByPeer(clauses)
+	peers := []peerPieces{{AnyPeer, anyPieces}}
 	for at, list := range ids {
 		if len(list) > 0 {
-			out = appendEntries(out, d, p.population.ids[at].ID, f.peer(list), f.outcomes)
+			peers = append(peers, peerPieces{p.population.ids[at].ID, f.peer(list)})
 		}
 	}
-	from := len(out)
 	for at, list := range classes {
 		if len(list) > 0 {
-			out = appendEntries(out, d, p.classes[at].Number, f.peer(list), f.outcomes)
+			peers = append(peers, peerPieces{p.classes[at].Number, f.peer(list)})
 		}
 	}
-	slices.SortStableFunc(out[from:], func(a, b Entry) int { return cmp.Compare(a.Peer, b.Peer) })
+	slices.SortFunc(peers, func(a, b peerPieces) int { return cmp.Compare(a.peer, b.peer) })
+	return f.entries(d, peers)
+}
+
+// termsByPeer returns for each identity and each class the clauses that match
+// it.
+func (p *pass) termsByPeer(clauses []*clause) (ids, classes [][]int32) {
+	ids, classes = make([][]int32, len(p.population.ids)), make([][]int32, len(p.classes))
+	for i, c := range clauses {
+		if c.ids != nil {
+			c.ids.each(func(at int) { ids[at] = append(ids[at], int32(i)) })
+		}
+		for _, at := range c.classes {
+			classes[at] = append(classes[at], int32(i))
+		}
+	}
+	return ids, classes
+}
+
+// peerPieces are the entries of one peer.
+type peerPieces struct {
+	peer   uint64
+	pieces []piece
+}
+
+// entries returns the entries of all peers, which are in order, and that of the
+// own node behind AnyPeer.
+func (f *flattener) entries(d Direction, peers []peerPieces) []Entry {
+	n := 1
+	for _, x := range peers {
+		n += len(x.pieces)
+	}
+	out := make([]Entry, 0, n)
+	for i, x := range peers {
+		for _, y := range x.pieces {
+			out = append(out, Entry{Direction: d, Peer: x.peer, Bits: y.bits, Protocol: y.protocol, Port: y.port,
+				Admin: f.outcomes[y.pair.admin], Lower: f.outcomes[y.pair.lower]})
+		}
+		if i == 0 {
+			out = append(out, Entry{Direction: d, Peer: ownNode, Admin: Outcome{rankOwnNode, RuleOwnNode, Allow}, Lower: none})
+		}
+	}
 	return out
 }
 
 // ownNode is identity.Node: what a pod's own node is to it.
 const ownNode uint64 = 1
-
-// lists holds for each peer the terms that match it.
-type lists [][]int32
-
-func newLists(n int) lists { return make(lists, n) }
-
-func (l lists) add(at int, term int32) { l[at] = append(l[at], term) }
-
-func appendEntries(out []Entry, d Direction, peer uint64, pieces []piece, outcomes []Outcome) []Entry {
-	for _, x := range pieces {
-		out = append(out, Entry{Direction: d, Peer: peer, Bits: x.bits, Protocol: x.protocol, Port: x.port,
-			Admin: outcomes[x.pair.admin], Lower: outcomes[x.pair.lower]})
-	}
-	return out
-}
 
 // rank returns the clauses of one direction with their ranks, and behind them
 // the terms that match everyone: isolation or the default.

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"net/netip"
 	"slices"
 	"sort"
@@ -34,7 +35,7 @@ type clause struct {
 	any     bool
 	ids     bitset         // identities that match, of the population; nil for none
 	blocks  []block        // addresses that match
-	hosts   []netip.Prefix // more of them, each of one address, in order
+	hosts   []netip.Prefix // more of them, each of one address, in order; shared
 	ports   []span
 	named   []string // of the subject's own ports; see portName
 	classes []int32  // what blocks and hosts are among the prefixes, ascending
@@ -43,8 +44,9 @@ type clause struct {
 // cluster is what peers are looked up in.
 type cluster struct {
 	population *population
-	pods       []Pod
+	pods       []Pod // in order
 	nodes      []*state.Node
+	named      map[string][]clause // results of namedClauses
 }
 
 // moves is true for a policy whose prefixes depend on pods or nodes.
@@ -118,11 +120,26 @@ func (c *cluster) nodeHosts(s selector) []netip.Prefix {
 }
 
 // namedClauses resolves named ports of egress rules by the pods they lead to:
-// one clause for all addresses that have the same numbers.
+// one clause for all addresses that have the same numbers. Rules with the same
+// peers and names share them.
 func (c *cluster) namedClauses(base *clause, named []string) []clause {
 	if len(named) == 0 {
 		return nil
 	}
+	key := fmt.Sprint(named, base.any, base.ids, base.blocks, base.hosts)
+	shared, ok := c.named[key]
+	if !ok {
+		shared = c.findNamed(base, named)
+		c.named[key] = shared
+	}
+	clauses := slices.Clone(shared)
+	for i := range clauses {
+		clauses[i].rule = base.rule
+	}
+	return clauses
+}
+
+func (c *cluster) findNamed(base *clause, named []string) []clause {
 	byPorts := map[string]*clause{}
 	for i := range c.pods {
 		pod := &c.pods[i]
@@ -137,20 +154,15 @@ func (c *cluster) namedClauses(base *clause, named []string) []clause {
 				continue
 			}
 			if byPorts[key] == nil {
-				byPorts[key] = &clause{rule: base.rule, ports: ports}
+				byPorts[key] = &clause{ports: ports}
 			}
 			byPorts[key].hosts = append(byPorts[key].hosts, host)
 		}
 	}
-	keys := make([]string, 0, len(byPorts))
-	for k := range byPorts {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	clauses := make([]clause, 0, len(keys))
-	for _, k := range keys {
-		byPorts[k].hosts = uniquePrefixes(byPorts[k].hosts)
-		clauses = append(clauses, *byPorts[k])
+	clauses := make([]clause, 0, len(byPorts))
+	for _, key := range slices.Sorted(maps.Keys(byPorts)) {
+		byPorts[key].hosts = uniquePrefixes(byPorts[key].hosts)
+		clauses = append(clauses, *byPorts[key])
 	}
 	return clauses
 }
@@ -220,48 +232,71 @@ func prefixesOf(policies []*resolved) []netip.Prefix {
 			seen[netip.PrefixFrom(netip.IPv4Unspecified(), 0)] = true
 		}
 	}
+	hosts := map[*netip.Prefix]bool{}
 	for _, p := range policies {
 		for i := range p.clauses {
-			for _, b := range p.clauses[i].blocks {
+			c := &p.clauses[i]
+			for _, b := range c.blocks {
 				add(b.cidr)
 				for _, e := range b.except {
 					add(e)
 				}
 			}
-			for _, h := range p.clauses[i].hosts {
+			if len(c.hosts) == 0 || hosts[&c.hosts[0]] {
+				continue
+			}
+			hosts[&c.hosts[0]] = true
+			for _, h := range c.hosts {
 				add(h)
 			}
 		}
 	}
-	out := make([]netip.Prefix, 0, len(seen))
-	for p := range seen {
-		out = append(out, p)
-	}
-	slices.SortFunc(out, comparePrefixes)
-	return out
+	return slices.SortedFunc(maps.Keys(seen), comparePrefixes)
+}
+
+// classifier finds the classes of clauses among prefixes.
+type classifier struct {
+	prefixes []netip.Prefix
+	hosts    map[*netip.Prefix][]int32 // by the first of shared hosts
 }
 
 // classify sets the classes of all clauses.
-func (r *resolved) classify(prefixes []netip.Prefix) {
+func (x *classifier) classify(r *resolved) {
 	for i := range r.clauses {
 		c := &r.clauses[i]
-		c.classes = nil
+		if len(c.blocks) == 0 {
+			c.classes = x.classesOf(c.hosts)
+			continue
+		}
+		c.classes = slices.Clone(x.classesOf(c.hosts))
 		for _, b := range c.blocks {
-			from, _ := slices.BinarySearchFunc(prefixes, b.cidr, comparePrefixes)
-			for j := from; j < len(prefixes) && b.cidr.Contains(prefixes[j].Addr()); j++ {
-				if b.covers(prefixes[j]) {
+			from, _ := slices.BinarySearchFunc(x.prefixes, b.cidr, comparePrefixes)
+			for j := from; j < len(x.prefixes) && b.cidr.Contains(x.prefixes[j].Addr()); j++ {
+				if b.covers(x.prefixes[j]) {
 					c.classes = append(c.classes, int32(j))
 				}
-			}
-		}
-		for _, h := range c.hosts {
-			if j, found := slices.BinarySearchFunc(prefixes, h, comparePrefixes); found {
-				c.classes = append(c.classes, int32(j))
 			}
 		}
 		slices.Sort(c.classes)
 		c.classes = slices.Compact(c.classes)
 	}
+}
+
+func (x *classifier) classesOf(hosts []netip.Prefix) []int32 {
+	if len(hosts) == 0 {
+		return nil
+	}
+	out, ok := x.hosts[&hosts[0]]
+	if ok {
+		return out
+	}
+	for _, h := range hosts {
+		if j, found := slices.BinarySearchFunc(x.prefixes, h, comparePrefixes); found {
+			out = append(out, int32(j))
+		}
+	}
+	x.hosts[&hosts[0]] = out
+	return out
 }
 
 // sign sets the digest: two policies with the same one compile to the same

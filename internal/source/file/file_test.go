@@ -135,9 +135,13 @@ func TestRows(t *testing.T) {
 	if e == nil || e.Service != "web" {
 		t.Errorf("endpoint %+v", e)
 	}
+	c, _, _ := f.tables.Policies.Get(txn, state.PolicyByName.Query("ClusterNetworkPolicy//tenants"))
+	if c == nil || c.NetworkPolicy != nil || c.ClusterNetworkPolicy == nil || len(c.ClusterNetworkPolicy.Egress) != 2 {
+		t.Errorf("cluster policy %+v", c)
+	}
 	for name, got := range map[string]int{
 		"namespaces": f.tables.Namespaces.NumObjects(txn) - 2, // shop, and default because of a pod
-		"services":   f.tables.Services.NumObjects(txn) - 2, "policies": f.tables.Policies.NumObjects(txn) - 1,
+		"services":   f.tables.Services.NumObjects(txn) - 2, "policies": f.tables.Policies.NumObjects(txn) - 3,
 	} {
 		if got != 0 {
 			t.Errorf("%s: %d too many", name, got)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	policyv1alpha2 "sigs.k8s.io/network-policy-api/apis/v1alpha2"
 )
 
 // kind is a kind that weft reads, or accepts without reading it.
@@ -42,6 +43,9 @@ func kinds() []kind {
 		{"apps/v1", "Deployment", true, func() runtime.Object { return &appsv1.Deployment{} }, on(checkDeployment)},
 		{"discovery.k8s.io/v1", "EndpointSlice", true, func() runtime.Object { return &discoveryv1.EndpointSlice{} }, on(checkEndpointSlice)},
 		{"networking.k8s.io/v1", "NetworkPolicy", true, func() runtime.Object { return &networkingv1.NetworkPolicy{} }, on(checkNetworkPolicy)},
+		// The two versions have the same fields.
+		{"policy.networking.k8s.io/v1beta1", "ClusterNetworkPolicy", false, func() runtime.Object { return &policyv1alpha2.ClusterNetworkPolicy{} }, on(checkClusterNetworkPolicy)},
+		{"policy.networking.k8s.io/v1alpha2", "ClusterNetworkPolicy", false, func() runtime.Object { return &policyv1alpha2.ClusterNetworkPolicy{} }, on(checkClusterNetworkPolicy)},
 	}
 }
 
@@ -58,6 +62,7 @@ func on[T runtime.Object](check func(*problems, T)) func(*problems, runtime.Obje
 // ("" as reason) and what it refuses because its absence would surprise.
 func others() map[string]map[string]string {
 	const pods = "is not supported: use a Deployment or Pods"
+	const older = "is not supported: use a ClusterNetworkPolicy of policy.networking.k8s.io/v1beta1"
 	return map[string]map[string]string{
 		"": {
 			"PersistentVolume": "", "PersistentVolumeClaim": "", "ResourceQuota": "", "LimitRange": "", "Event": "",
@@ -66,10 +71,11 @@ func others() map[string]map[string]string {
 			"Endpoints":             "is not supported: use an EndpointSlice of discovery.k8s.io/v1",
 			"List":                  "is not supported: write each item as a document of its own, between lines of ---",
 		},
-		"apps":              {"ControllerRevision": "", "ReplicaSet": pods, "StatefulSet": pods, "DaemonSet": pods},
-		"batch":             {"Job": pods, "CronJob": pods},
-		"discovery.k8s.io":  {},
-		"networking.k8s.io": {"Ingress": "", "IngressClass": "", "IPAddress": "", "ServiceCIDR": ""},
+		"apps":                     {"ControllerRevision": "", "ReplicaSet": pods, "StatefulSet": pods, "DaemonSet": pods},
+		"batch":                    {"Job": pods, "CronJob": pods},
+		"discovery.k8s.io":         {},
+		"networking.k8s.io":        {"Ingress": "", "IngressClass": "", "IPAddress": "", "ServiceCIDR": ""},
+		"policy.networking.k8s.io": {"AdminNetworkPolicy": older, "BaselineAdminNetworkPolicy": older},
 	}
 }
 
@@ -113,6 +119,9 @@ func decodeObject(m map[string]any, body []byte, p *problems) *Object {
 	}
 	obj := k.empty()
 	p.checkType(nil, m, reflect.TypeOf(obj))
+	if k.name == "ClusterNetworkPolicy" {
+		p.requireOfClusterPolicy(m)
+	}
 	if !p.ok() {
 		return nil
 	}

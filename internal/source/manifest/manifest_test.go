@@ -33,7 +33,8 @@ func TestDecodeGood(t *testing.T) {
 	}
 	want := []string{
 		"Namespace shop", "Node node1", "ServiceAccount shop/web", "Pod shop/web-0", "Pod default/host", "Deployment shop/web",
-		"Service shop/web", "Service default/none", "EndpointSlice shop/web-abc", "NetworkPolicy shop/web", "ConfigMap default/settings",
+		"Service shop/web", "Service default/none", "EndpointSlice shop/web-abc", "NetworkPolicy shop/web", "ClusterNetworkPolicy tenants",
+		"ClusterNetworkPolicy default", "ConfigMap default/settings",
 		"Secret default/token", "XAccessPolicy shop/tools", "ClusterRole reader", "Ingress web", "CustomResourceDefinition things.example.com",
 	}
 	if d := cmp.Diff(want, refs); d != "" {

@@ -21,6 +21,15 @@ func policy(spec string) string {
 	return "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web}\nspec: " + spec + "\n"
 }
 
+func clusterPolicy(spec string) string {
+	return "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: web}\nspec: " + spec + "\n"
+}
+
+// clusterEgress is a cluster policy with one egress rule.
+func clusterEgress(rule string) string {
+	return clusterPolicy("{tier: Admin, priority: 1, subject: {namespaces: {}}, egress: [" + rule + "]}")
+}
+
 func node(spec string) string {
 	return "apiVersion: v1\nkind: Node\nmetadata: {name: n1}\nspec: " + spec + "\n"
 }
@@ -174,6 +183,75 @@ var wrong = []struct {
 	}},
 	{"misspelled policy type", policy(`{podSelector: {}, policyTypes: [ingress]}`), []string{
 		`f.yaml, document 0, spec.policyTypes[0]: "ingress": want one of Ingress, Egress`,
+	}},
+	{"cluster policy without a priority", clusterPolicy(`{tier: Admin, subject: {namespaces: {}}}`), []string{
+		"f.yaml, document 0, spec.priority: missing: want 0 to 1000; less is evaluated earlier",
+	}},
+	{"priority out of range", clusterPolicy(`{tier: Admin, priority: 1001, subject: {namespaces: {}}}`), []string{
+		"f.yaml, document 0, spec.priority: 1001: want 0 to 1000",
+	}},
+	{"misspelled tier", clusterPolicy(`{tier: admin, priority: 1, subject: {namespaces: {}}}`), []string{
+		`f.yaml, document 0, spec.tier: "admin": want one of Admin, Baseline`,
+	}},
+	{"no tier", clusterPolicy(`{priority: 1, subject: {namespaces: {}}}`), []string{
+		`f.yaml, document 0, spec.tier: "": want one of Admin, Baseline`,
+	}},
+	{"no subject", clusterPolicy(`{tier: Baseline, priority: 1, subject: {}}`), []string{
+		"f.yaml, document 0, spec.subject: missing: want namespaces or pods",
+	}},
+	{"two subjects", clusterPolicy(`{tier: Baseline, priority: 1, subject: {namespaces: {}, pods: {podSelector: {}}}}`), []string{
+		"f.yaml, document 0, spec.subject: has namespaces and pods: want exactly one of namespaces or pods",
+	}},
+	{"subject without podSelector", clusterPolicy(`{tier: Baseline, priority: 1, subject: {pods: {namespaceSelector: {}}}}`), []string{
+		"f.yaml, document 0, spec.subject.pods.podSelector: missing: want a selector; {} selects every pod",
+	}},
+	{"unknown field of a cluster policy", clusterPolicy(`{tier: Admin, priority: 1, subject: {namespaces: {}}, ingres: []}`), []string{
+		`f.yaml, document 0, spec.ingres: unknown field with value []: want "ingress"`,
+	}},
+	{"bad selector of a cluster policy", clusterPolicy(`{tier: Admin, priority: 1, subject: {namespaces: {matchExpressions: [{key: a, operator: Equals}]}}}`), []string{
+		`f.yaml, document 0, spec.subject.namespaces.matchExpressions[0].operator: "Equals": want In, NotIn, Exists or DoesNotExist`,
+	}},
+	{"misspelled action", clusterEgress(`{action: Allow, to: [{namespaces: {}}]}`), []string{
+		`f.yaml, document 0, spec.egress[0].action: "Allow": want one of Accept, Deny, Pass`,
+	}},
+	{"rule without peers", clusterEgress(`{action: Deny, to: []}`), []string{
+		"f.yaml, document 0, spec.egress[0].to: missing: want at least one peer",
+	}},
+	{"empty peer of a cluster policy", clusterEgress(`{action: Deny, to: [{}]}`), []string{
+		"f.yaml, document 0, spec.egress[0].to[0]: missing: want namespaces, pods, nodes, networks or domainNames",
+	}},
+	{"networks of ingress", clusterPolicy(`{tier: Admin, priority: 1, subject: {namespaces: {}}, ingress: [{action: Deny, from: [{networks: [10.0.0.0/8]}]}]}`), []string{
+		`f.yaml, document 0, spec.ingress[0].from[0].networks: unknown field with value ["10.0.0.0/8"]: want one of namespaces, pods`,
+	}},
+	{"network with host bits", clusterEgress(`{action: Deny, to: [{networks: [10.0.0.1/8, 10.0.0.1/8]}]}`), []string{
+		`f.yaml, document 0, spec.egress[0].to[0].networks[0]: "10.0.0.1/8": want a CIDR without bits behind its length: 10.0.0.0/8`,
+		`f.yaml, document 0, spec.egress[0].to[0].networks[1]: "10.0.0.1/8": want a CIDR without bits behind its length: 10.0.0.0/8`,
+		`f.yaml, document 0, spec.egress[0].to[0].networks[1]: "10.0.0.1/8": want each name once`,
+	}},
+	{"domain names of a deny", clusterEgress(`{action: Deny, to: [{domainNames: [example]}]}`), []string{
+		`f.yaml, document 0, spec.egress[0].to[0].domainNames: in a rule with action "Deny": want action Accept, or other peers`,
+		`f.yaml, document 0, spec.egress[0].to[0].domainNames[0]: "example": want a domain name such as example.com or *.example.com`,
+	}},
+	{"named port of a network", clusterEgress(`{action: Deny, to: [{networks: [10.0.0.0/8]}], protocols: [{destinationNamedPort: http}]}`), []string{
+		`f.yaml, document 0, spec.egress[0].to[0]: has no named ports, and the rule names "http": want pods or namespaces, or ports by number`,
+	}},
+	{"port and range", clusterEgress(`{action: Deny, to: [{namespaces: {}}], protocols: [{tcp: {destinationPort: {number: 80, range: {start: 90, end: 80}}}}]}`), []string{
+		"f.yaml, document 0, spec.egress[0].protocols[0].tcp.destinationPort: has number and range: want exactly one of number or range",
+		"f.yaml, document 0, spec.egress[0].protocols[0].tcp.destinationPort.range.end: 80: want more than start, 90",
+	}},
+	{"protocol without a port", clusterEgress(`{action: Deny, to: [{namespaces: {}}], protocols: [{udp: {}}, {}, {tcp: {destinationPort: {number: 70000}}}]}`), []string{
+		"f.yaml, document 0, spec.egress[0].protocols[0].udp.destinationPort: missing: want a number or a range",
+		"f.yaml, document 0, spec.egress[0].protocols[1]: missing: want tcp, udp, sctp or destinationNamedPort",
+		"f.yaml, document 0, spec.egress[0].protocols[2].tcp.destinationPort.number: 70000: want a port from 1 to 65535",
+	}},
+	{"older cluster policy", "apiVersion: policy.networking.k8s.io/v1alpha1\nkind: AdminNetworkPolicy\nmetadata: {name: a}\n", []string{
+		`f.yaml, document 0, kind: "AdminNetworkPolicy": is not supported: use a ClusterNetworkPolicy of policy.networking.k8s.io/v1beta1`,
+	}},
+	{"older version of a cluster policy", "apiVersion: policy.networking.k8s.io/v1alpha1\nkind: ClusterNetworkPolicy\nmetadata: {name: a}\n", []string{
+		`f.yaml, document 0, apiVersion: "policy.networking.k8s.io/v1alpha1": want "policy.networking.k8s.io/v1beta1" for a ClusterNetworkPolicy`,
+	}},
+	{"namespace of a cluster policy", "apiVersion: policy.networking.k8s.io/v1alpha2\nkind: ClusterNetworkPolicy\nmetadata: {name: a, namespace: b}\nspec: {tier: Admin, priority: 0, subject: {namespaces: {}}}\n", []string{
+		`f.yaml, document 0, metadata.namespace: "b": a ClusterNetworkPolicy is in no namespace: want no such field`,
 	}},
 	{"not YAML", "a: [1\nb: 2\n", []string{
 		"f.yaml, document 0: line 1: did not find expected ',' or ']': want YAML",
