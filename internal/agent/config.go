@@ -91,6 +91,9 @@ type ConntrackConfig struct {
 	// dropped as conntrack-full; established ones go on. Default 262144, about
 	// 160 bytes each, allocated at start.
 	MaxEntries int `json:"maxEntries"`
+	// MaxPerPod is how many of them one address of a pod may have; beyond it its
+	// new ones are dropped as conntrack-quota. Default: half of MaxEntries.
+	MaxPerPod int `json:"maxPerPod"`
 	// MaxMasqueraded is the number of masqueraded connections. Default 131072,
 	// about 112 bytes each, allocated at start.
 	MaxMasqueraded int      `json:"maxMasqueraded"`
@@ -218,6 +221,7 @@ func (d *DatapathConfig) setDefaults() {
 
 func (c *ConntrackConfig) setDefaults() {
 	c.MaxEntries = or(c.MaxEntries, 262144)
+	c.MaxPerPod = or(c.MaxPerPod, c.MaxEntries/2)
 	c.MaxMasqueraded = or(c.MaxMasqueraded, 131072)
 	c.TCPSyn = or(c.TCPSyn, Duration(60*time.Second))
 	c.TCPEstablished = or(c.TCPEstablished, Duration(6*time.Hour))
@@ -338,6 +342,7 @@ func (d *DatapathConfig) exclude() []netip.Prefix {
 
 func (c *ConntrackConfig) validate(p *problems) {
 	p.between("conntrack.maxEntries", c.MaxEntries, 1024, 1<<24)
+	p.between("conntrack.maxPerPod", c.MaxPerPod, 1, c.MaxEntries)
 	p.between("conntrack.maxMasqueraded", c.MaxMasqueraded, 1024, 1<<24)
 	for _, f := range []struct {
 		name string

@@ -26,11 +26,13 @@ func settings(c *Config, uplink *netdev.Uplink, n *state.Node) (setting.Node, er
 		IPv4:           v4,
 		IPv6:           v6,
 		Masquerade:     *c.Datapath.Masquerade,
+		MaxPerPod:      c.Conntrack.MaxPerPod,
 		FirstPort:      first,
 		LastPort:       last,
 		Lifetimes:      c.Conntrack.lifetimes(),
 		ReportInterval: time.Duration(*c.Flow.ReportInterval),
 	}
+	s.TunnelPort = c.Datapath.VXLANPort
 	s.TunnelMTU = uplink.MTU - tunnelOverhead(v4.IsValid())
 	if c.Datapath.MTU != 0 {
 		if c.Datapath.MTU > uplink.MTU {

@@ -25,9 +25,10 @@ const batch = 4096
 // Collector deletes expired connections. The datapath never uses an expired
 // entry, so a late collection costs memory only.
 type Collector struct {
-	conntrack, nat *ebpf.Map
-	lifetimes      setting.Lifetimes
-	log            *slog.Logger
+	conntrack, nat   *ebpf.Map
+	endpoints, quota *ebpf.Map
+	lifetimes        setting.Lifetimes
+	log              *slog.Logger
 	// orphans are NAT entries without a connection at the last pass: a second
 	// pass in a row deletes them, for the datapath makes them just before it
 	// writes their port into the connection.
@@ -42,6 +43,8 @@ func New(m *pin.Maps, l setting.Lifetimes, log *slog.Logger) *Collector {
 	return &Collector{
 		conntrack: m.Map("weft_conntrack"),
 		nat:       m.Map("weft_nat"),
+		endpoints: m.Map("weft_endpoints"),
+		quota:     m.Map("weft_quota"),
 		lifetimes: l,
 		log:       log,
 		orphans:   map[pin.KernelNatKey]bool{},
@@ -50,7 +53,7 @@ func New(m *pin.Maps, l setting.Lifetimes, log *slog.Logger) *Collector {
 
 // minInterval and maxInterval bound the time between two passes.
 const (
-	minInterval = 2 * time.Second
+	minInterval = time.Second
 	maxInterval = 30 * time.Second
 )
 
@@ -70,7 +73,7 @@ func (c *Collector) Run(ctx context.Context) error {
 
 func (c *Collector) interval() time.Duration {
 	free := 1 - float64(c.live.Load())/float64(c.conntrack.MaxEntries())
-	return minInterval + time.Duration(free*float64(maxInterval-minInterval))
+	return minInterval + time.Duration(free*free*free*free*float64(maxInterval-minInterval))
 }
 
 // Stats are counts of the collector.
@@ -91,8 +94,15 @@ func (c *Collector) Collect() error {
 	if err != nil {
 		return err
 	}
-	live, err := c.collectConnections(now)
+	pods, err := c.localPods()
 	if err != nil {
+		return err
+	}
+	live, err := c.collectConnections(now, pods)
+	if err != nil {
+		return err
+	}
+	if err := c.correctQuota(pods); err != nil {
 		return err
 	}
 	c.live.Store(live)
@@ -112,16 +122,79 @@ func monotonicSeconds() (uint32, error) {
 	return uint32(ts.Sec), nil
 }
 
-func (c *Collector) collectConnections(now uint32) (live uint64, err error) {
+// localPods returns a count of 0 for each address of a pod of this node.
+func (c *Collector) localPods() (map[pin.KernelAddr]uint64, error) {
+	pods := map[pin.KernelAddr]uint64{}
+	err := walk(c.endpoints, func(a *pin.KernelAddr, _ *pin.KernelEndpoint) error {
+		pods[*a] = 0
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list endpoints: %w", err)
+	}
+	return pods, nil
+}
+
+// owner is the end whose quota a connection counts for, as ct_within_quota of
+// bpf/lib/conntrack.h has it: the originator where it is a pod of this node,
+// else the responder.
+func owner(k *pin.KernelCtKey, e *pin.KernelCtEntry, pods map[pin.KernelAddr]uint64) pin.KernelAddr {
+	originator, responder := k.B, k.A
+	if e.Flags&uint32(pin.KernelCtFlagCT_FROM_A) != 0 {
+		originator, responder = k.A, k.B
+	}
+	if _, local := pods[originator]; local {
+		return originator
+	}
+	return responder
+}
+
+// count adds one to a pod of this node; the connections of one that is gone
+// count for nobody.
+func count(pods map[pin.KernelAddr]uint64, a pin.KernelAddr) {
+	if n, ok := pods[a]; ok {
+		pods[a] = n + 1
+	}
+}
+
+// correctQuota sets the counters of the datapath, which only go up, to what
+// was counted, and forgets those of pods that are gone.
+func (c *Collector) correctQuota(pods map[pin.KernelAddr]uint64) error {
+	var gone []pin.KernelAddr
+	err := walk(c.quota, func(a *pin.KernelAddr, _ *uint64) error {
+		if _, ok := pods[*a]; !ok {
+			gone = append(gone, *a)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("list quota: %w", err)
+	}
+	for _, a := range gone {
+		if err := c.quota.Delete(a); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("delete a quota: %w", err)
+		}
+	}
+	for a, n := range pods {
+		if err := c.quota.Put(a, n); err != nil {
+			return fmt.Errorf("correct a quota: %w", err)
+		}
+	}
+	return nil
+}
+
+func (c *Collector) collectConnections(now uint32, pods map[pin.KernelAddr]uint64) (live uint64, err error) {
 	err = walk(c.conntrack, func(k *pin.KernelCtKey, e *pin.KernelCtEntry) error {
 		if !c.expired(k, e, now) {
 			live++
+			count(pods, owner(k, e, pods))
 			return nil
 		}
 		// it may have seen a packet since the batch was read
 		var again pin.KernelCtEntry
 		if err := c.conntrack.Lookup(k, &again); err == nil && !c.expired(k, &again, now) {
 			live++
+			count(pods, owner(k, e, pods))
 			return nil
 		}
 		return c.remove(c.conntrack, k)

@@ -207,10 +207,39 @@ func TestRunEnds(t *testing.T) {
 
 func TestInterval(t *testing.T) {
 	col, _ := newCollector(t, 100)
-	for live, want := range map[uint64]time.Duration{0: maxInterval, 100: minInterval, 50: (minInterval + maxInterval) / 2} {
+	for live, want := range map[uint64]time.Duration{0: maxInterval, 100: minInterval, 50: minInterval + (maxInterval-minInterval)/16} {
 		col.live.Store(live)
-		if got := col.interval(); got.Round(time.Millisecond) != want {
+		if got := col.interval(); got.Round(time.Millisecond) != want.Round(time.Millisecond) {
 			t.Errorf("%d of 100 live: %v between passes, want %v", live, got, want)
+		}
+	}
+}
+
+// TestQuota: the datapath only counts up; a pass sets what is true, and forgets
+// addresses that are no pod's any more.
+func TestQuota(t *testing.T) {
+	col, maps := newCollector(t, 64)
+	pod, other, gone := kernelAddr("10.244.1.5"), kernelAddr("8.8.8.8"), kernelAddr("10.244.1.9")
+	must(t, maps.Map("weft_endpoints").Put(pod, pin.KernelEndpoint{Ifindex: 1}))
+	for port := range uint16(3) {
+		k := Key(pod, other, 1000+port, 80, unix.IPPROTO_TCP)
+		e := pin.KernelCtEntry{LastSeen: now(t)}
+		if k.A == pod {
+			e.Flags = uint32(pin.KernelCtFlagCT_FROM_A)
+		}
+		must(t, maps.Map("weft_conntrack").Put(k, e))
+	}
+	must(t, maps.Map("weft_quota").Put(pod, uint64(77)))
+	must(t, maps.Map("weft_quota").Put(gone, uint64(5)))
+	must(t, col.Collect())
+	var n uint64
+	must(t, maps.Map("weft_quota").Lookup(pod, &n))
+	if n != 3 {
+		t.Errorf("quota of the pod: %d, want 3", n)
+	}
+	for _, a := range []pin.KernelAddr{gone, other} {
+		if err := maps.Map("weft_quota").Lookup(a, &n); err == nil {
+			t.Errorf("an address that is no pod's has a quota of %d", n)
 		}
 	}
 }

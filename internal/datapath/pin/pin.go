@@ -39,6 +39,7 @@ type Sizes struct {
 func (s Sizes) byMap() map[string]int {
 	return map[string]int{
 		"weft_endpoints": s.Endpoints,
+		"weft_quota":     s.Endpoints,
 		"weft_ipcache":   s.IPCache,
 		"weft_conntrack": s.Conntrack,
 		"weft_nat":       s.NAT,
