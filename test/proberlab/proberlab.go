@@ -39,15 +39,17 @@ type Options struct {
 	Tunnel string // none or vxlan
 }
 
-// Lab is not safe for use by several goroutines.
+// Lab may be probed by several goroutines while another changes it.
 type Lab struct {
 	test    *testlab.Lab
 	client  *lab.Client
 	bin     string // folder of weft and weft-cni
 	sockets string // folder of the probers' control sockets
 	applied Objects
-	pods    map[string]api.Pod
-	probers map[string]*prober.Client // by NAMESPACE/NAME
+
+	mu      sync.Mutex
+	pods    map[string]api.Pod        // protected by mu; immutable maps, by NAMESPACE/NAME
+	probers map[string]*prober.Client // protected by mu; immutable maps
 }
 
 // New prepares a lab and builds weft; Up starts it, Down removes all of it.
@@ -114,6 +116,8 @@ func (l *Lab) Up(ctx context.Context, o Options, objects Objects) error {
 
 // Down removes the lab and says what it left behind.
 func (l *Lab) Down() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, c := range l.probers {
 		c.Close()
 	}
@@ -187,39 +191,55 @@ func (l *Lab) refresh(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	old := l.pods
-	l.pods = map[string]api.Pod{}
+	pods := map[string]api.Pod{}
 	for _, p := range st.Pods {
 		if !p.Terminating {
-			l.pods[p.Namespace+"/"+p.Name] = p
-		}
-	}
-	for name, c := range l.probers {
-		if l.pods[name].ContainerID != old[name].ContainerID {
-			c.Close()
-			delete(l.probers, name)
+			pods[p.Namespace+"/"+p.Name] = p
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
-	for name := range l.pods {
-		if l.probers[name] != nil {
+	probers := map[string]*prober.Client{}
+	var errs []error
+	for name, p := range pods {
+		if c := l.prober(name); c != nil && l.Pods()[name].ContainerID == p.ContainerID {
+			probers[name] = c
 			continue
 		}
-		if l.probers[name], err = prober.Dial(ctx, l.control(name)); err != nil {
-			delete(l.probers, name)
-			return err
+		c, err := prober.Dial(ctx, l.control(name))
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		probers[name] = c
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for name, c := range l.probers {
+		if probers[name] != c {
+			c.Close()
 		}
 	}
-	return nil
+	l.pods, l.probers = pods, probers
+	return errors.Join(errs...)
+}
+
+func (l *Lab) prober(pod string) *prober.Client {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.probers[pod]
 }
 
 // Pods returns the pods of the lab by NAMESPACE/NAME.
-func (l *Lab) Pods() map[string]api.Pod { return l.pods }
+func (l *Lab) Pods() map[string]api.Pod {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.pods
+}
 
 // Address is the address of a pod in a family, 4 or 6.
 func (l *Lab) Address(pod string, family int) (netip.Addr, error) {
-	for _, text := range l.pods[pod].IPs {
+	for _, text := range l.Pods()[pod].IPs {
 		if ip, err := netip.ParseAddr(text); err == nil && ip.Is4() == (family == 4) {
 			return ip, nil
 		}
@@ -234,7 +254,7 @@ func (l *Lab) Probe(ctx context.Context, jobs map[string][]prober.Job, timeout t
 	var mu sync.Mutex
 	verdicts, errs := map[string][]prober.Verdict{}, []error(nil)
 	for pod, list := range jobs {
-		c := l.probers[pod]
+		c := l.prober(pod)
 		if c == nil {
 			return nil, fmt.Errorf("pod %s has no prober", pod)
 		}

@@ -64,10 +64,13 @@ func (s *server) control(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// Client gives orders to one prober.
+// Client gives orders to one prober. It is safe for use by several goroutines;
+// their batches are done one after the other.
 type Client struct {
 	conn net.Conn
-	in   *json.Decoder
+
+	mu sync.Mutex
+	in *json.Decoder // protected by mu
 }
 
 // Dial waits until the prober with that socket takes orders, or ctx ends.
@@ -88,9 +91,11 @@ func Dial(ctx context.Context, control string) (*Client, error) {
 	}
 }
 
-// Do runs a batch and returns a verdict for each of its jobs. One batch at a
-// time; after an error or the end of ctx the client is of no more use.
+// Do runs a batch and returns a verdict for each of its jobs. After an error or
+// the end of ctx the client is of no more use.
 func (c *Client) Do(ctx context.Context, b Batch) ([]Verdict, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	stop := context.AfterFunc(ctx, func() { c.conn.Close() })
 	defer stop()
 	if err := json.NewEncoder(c.conn).Encode(b); err != nil {

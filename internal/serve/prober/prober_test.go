@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -126,6 +127,21 @@ func TestManyAtOnce(t *testing.T) {
 			t.Errorf("job %d, %s: %s", i, jobs[i].Protocol, v)
 		}
 	}
+}
+
+func TestClientOfSeveral(t *testing.T) {
+	c, cfg := start(t)
+	job := Job{UDP, netip.AddrPortFrom(netip.MustParseAddr("::1"), uint16(cfg.UDP[0]))}
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			v, err := c.Do(t.Context(), Batch{Jobs: []Job{job}, Timeout: 2 * time.Second, Tries: 3})
+			if err != nil || v[0].Outcome != Reached {
+				t.Errorf("verdicts %v, error %v", v, err)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func TestBadOrders(t *testing.T) {
