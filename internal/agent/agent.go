@@ -25,8 +25,10 @@ import (
 	"github.com/weft-mesh/weft/internal/datapath/event"
 	"github.com/weft-mesh/weft/internal/datapath/node"
 	"github.com/weft-mesh/weft/internal/datapath/pin"
+	policymap "github.com/weft-mesh/weft/internal/datapath/policy"
 	"github.com/weft-mesh/weft/internal/datapath/reason"
 	"github.com/weft-mesh/weft/internal/datapath/setting"
+	"github.com/weft-mesh/weft/internal/enforce"
 	"github.com/weft-mesh/weft/internal/flow"
 	"github.com/weft-mesh/weft/internal/identity"
 	"github.com/weft-mesh/weft/internal/ipam"
@@ -52,6 +54,7 @@ type agent struct {
 
 	maps      *pin.Maps
 	kernel    *kernel
+	enforce   *enforce.Enforcer
 	collector *conntrack.Collector
 	forward   *forwarding
 	status    *statusCache
@@ -184,6 +187,7 @@ func (a *agent) start(ctx context.Context, g *errgroup.Group) error {
 	a.forward = newForwarding(a)
 	g.Go(func() error { return a.forward.run(ctx) })
 	g.Go(func() error { return a.collector.Run(ctx) })
+	g.Go(func() error { return a.enforce.Run(ctx) })
 	g.Go(func() error { return a.followNode(ctx, self) })
 	g.Go(func() error { return a.pruneIdentities(ctx) })
 	g.Go(func() error { return errors.Join(server.Run(ctx), closePool()) })
@@ -263,12 +267,22 @@ func (a *agent) openDatapath(s *self) error {
 		Conntrack: a.cfg.Conntrack.MaxEntries,
 		NAT:       a.cfg.Conntrack.MaxMasqueraded,
 		Events:    a.cfg.Flow.RingBytes,
+		Policy:    a.cfg.Policy.MaxEntries,
+		Classes:   a.cfg.Policy.MaxPrefixes,
 	})
 	if err != nil {
 		return fmt.Errorf("open pinned maps: %w", err)
 	}
 	a.maps = maps
 	a.kernel = &kernel{maps: maps}
+	a.enforce, err = enforce.New(enforce.Config{
+		Node: a.cfg.Node, Tables: a.tables, Identities: a.identities,
+		Kernel: policymap.New(maps), Endpoints: a.kernel, Log: a.log,
+	})
+	if err != nil {
+		return fmt.Errorf("read the policy that is in force: %w", err)
+	}
+	a.kernel.enforce = a.enforce
 	a.collector = conntrack.New(maps, a.cfg.Conntrack.lifetimes(), a.log)
 	return a.loadPrograms(s)
 }
@@ -325,6 +339,12 @@ func (a *agent) restorePods(ctx context.Context, server *cni.Server) error {
 	}
 	if err := a.kernel.prune(a.tables); err != nil {
 		return fmt.Errorf("let go of pods that are gone: %w", err)
+	}
+	if err := a.enforce.Apply(); err != nil {
+		a.log.Error("policy is not in force as written; what was before stays", "err", err)
+	}
+	if err := a.enforce.Prune(); err != nil {
+		return fmt.Errorf("let go of policy that is gone: %w", err)
 	}
 	if err := a.maps.FinishMigration(); err != nil {
 		return fmt.Errorf("finish the migration of maps: %w", err)

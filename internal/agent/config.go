@@ -37,6 +37,7 @@ type Config struct {
 	Datapath   DatapathConfig  `json:"datapath"`
 	Conntrack  ConntrackConfig `json:"conntrack"`
 	Flow       FlowConfig      `json:"flow"`
+	Policy     PolicyConfig    `json:"policy"`
 	CNI        CNIConfig       `json:"cni"`
 }
 
@@ -116,6 +117,19 @@ type FlowConfig struct {
 	// ReportInterval is the time between two updates about one connection that
 	// has traffic. Default 10s; "0s" turns updates off.
 	ReportInterval *Duration `json:"reportInterval"`
+}
+
+// PolicyConfig bounds network policy.
+type PolicyConfig struct {
+	// MaxEntries of all compiled policies of this node together. Beyond it a
+	// change is not put in force, and what was before stays. Default 131072,
+	// about 96 bytes each.
+	MaxEntries int `json:"maxEntries"`
+	// MaxPrefixes that policies may name. Default 65536, about 80 bytes each.
+	MaxPrefixes int `json:"maxPrefixes"`
+	// KeepEstablished lets connections go on that a change forbids; new ones
+	// are refused. Default false: they are cut.
+	KeepEstablished bool `json:"keepEstablished"`
 }
 
 // CNIConfig bounds the wiring of pods.
@@ -204,6 +218,8 @@ func (c *Config) setDefaults() error {
 		d := Duration(10 * time.Second)
 		c.Flow.ReportInterval = &d
 	}
+	c.Policy.MaxEntries = or(c.Policy.MaxEntries, 131072)
+	c.Policy.MaxPrefixes = or(c.Policy.MaxPrefixes, 65536)
 	c.CNI.WaitForPod = or(c.CNI.WaitForPod, Duration(10*time.Second))
 	return nil
 }
@@ -301,6 +317,8 @@ func (c *Config) validate() error {
 	if *c.Flow.ReportInterval != 0 {
 		p.seconds("flow.reportInterval", *c.Flow.ReportInterval, time.Second)
 	}
+	p.between("policy.maxEntries", c.Policy.MaxEntries, 64, 1<<24)
+	p.between("policy.maxPrefixes", c.Policy.MaxPrefixes, 64, 1<<24)
 	p.seconds("cni.waitForPod", c.CNI.WaitForPod, time.Second)
 	return errors.Join(p...)
 }

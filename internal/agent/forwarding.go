@@ -172,16 +172,9 @@ func (f *forwarding) compute() (uint64, error) {
 
 // identify gives every workload its number, all new ones with one write.
 func (f *forwarding) identify(txn statedb.ReadTxn, ws []*state.Workload) (func(*state.Workload) uint64, error) {
-	contents := make([]identity.Content, len(ws))
-	for i, w := range ws {
-		contents[i] = identity.Content{Namespace: w.Namespace, ServiceAccount: w.ServiceAccount, Labels: w.Labels}
-		if ns, _, ok := f.tables.Namespaces.Get(txn, state.NamespaceByName.Query(w.Namespace)); ok {
-			contents[i].NamespaceLabels = ns.Labels
-		}
-	}
-	ids, err := f.identities.AssignAll(contents)
+	ids, err := f.identities.AssignWorkloads(f.tables, txn, ws)
 	if err != nil {
-		return nil, fmt.Errorf("assign identities: %w", err)
+		return nil, err
 	}
 	byName := make(map[string]uint64, len(ws))
 	for i, w := range ws {

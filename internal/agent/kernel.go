@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"sync"
 
 	"github.com/weft-mesh/weft/internal/datapath/node"
 	"github.com/weft-mesh/weft/internal/datapath/pin"
 	"github.com/weft-mesh/weft/internal/datapath/pod"
 	"github.com/weft-mesh/weft/internal/datapath/setting"
+	"github.com/weft-mesh/weft/internal/enforce"
 	"github.com/weft-mesh/weft/internal/netdev"
 	"github.com/weft-mesh/weft/internal/state"
 )
@@ -20,7 +22,8 @@ import (
 // kernel is what this agent has in force: the programs loaded with the settings
 // of the node. It is the Datapath of the CNI server.
 type kernel struct {
-	maps *pin.Maps
+	maps    *pin.Maps
+	enforce *enforce.Enforcer
 
 	mu    sync.RWMutex // protects what follows; held for reading while a pod is attached
 	pods  *pod.Datapath
@@ -89,10 +92,14 @@ func endpoint(p *state.Pod) (*pod.Endpoint, error) {
 	}, nil
 }
 
-// Attach puts the pod's datapath in force.
+// Attach puts the pod's datapath in force, and before it the policy that selects
+// the pod.
 func (k *kernel) Attach(_ context.Context, p *state.Pod) error {
 	ep, err := endpoint(p)
 	if err != nil {
+		return err
+	}
+	if ep.Subject, err = k.enforce.Attach(p); err != nil {
 		return err
 	}
 	k.mu.RLock()
@@ -109,6 +116,7 @@ func (k *kernel) Detach(_ context.Context, p *state.Pod) error {
 	if err != nil {
 		return err
 	}
+	k.enforce.Detach(p)
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	if k.pods == nil {
@@ -129,6 +137,16 @@ func (k *kernel) Attached(_ context.Context, p *state.Pod) error {
 		return errNotLoaded
 	}
 	return k.pods.Attached(ep)
+}
+
+// SetSubject puts another policy in force for an attached pod.
+func (k *kernel) SetSubject(ips []netip.Addr, ifindex int, subject uint32) error {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if k.pods == nil {
+		return nil // no pod is attached yet
+	}
+	return k.pods.SetSubject(ips, ifindex, subject)
 }
 
 // prune forgets every pod that has no row.

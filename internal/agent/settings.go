@@ -21,16 +21,17 @@ func settings(c *Config, uplink *netdev.Uplink, n *state.Node) (setting.Node, er
 	}
 	v4, v6 := addr.Pick(n.IPs)
 	s := setting.Node{
-		UplinkIfindex:  uplink.Index,
-		UplinkMTU:      uplink.MTU,
-		IPv4:           v4,
-		IPv6:           v6,
-		Masquerade:     *c.Datapath.Masquerade,
-		MaxPerPod:      c.Conntrack.MaxPerPod,
-		FirstPort:      first,
-		LastPort:       last,
-		Lifetimes:      c.Conntrack.lifetimes(),
-		ReportInterval: time.Duration(*c.Flow.ReportInterval),
+		UplinkIfindex:   uplink.Index,
+		UplinkMTU:       uplink.MTU,
+		IPv4:            v4,
+		IPv6:            v6,
+		Masquerade:      *c.Datapath.Masquerade,
+		KeepEstablished: c.Policy.KeepEstablished,
+		MaxPerPod:       c.Conntrack.MaxPerPod,
+		FirstPort:       first,
+		LastPort:        last,
+		Lifetimes:       c.Conntrack.lifetimes(),
+		ReportInterval:  time.Duration(*c.Flow.ReportInterval),
 	}
 	s.TunnelPort = c.Datapath.VXLANPort
 	s.TunnelMTU = uplink.MTU - tunnelOverhead(v4.IsValid())

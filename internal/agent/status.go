@@ -155,6 +155,9 @@ func (a *agent) waitApplied(ctx context.Context, generation uint64) (uint64, []s
 	if err := server.Reidentify(ctx); err != nil {
 		return 0, nil, notInForce(ctx, err)
 	}
+	if err := a.enforce.Apply(); err != nil {
+		return 0, nil, notInForce(ctx, err)
+	}
 	if err := a.forward.waitInForce(ctx); err != nil {
 		return 0, nil, notInForce(ctx, err)
 	}

@@ -30,6 +30,8 @@ type Sizes struct {
 	IPCache   int // addresses and prefixes of the cluster; default 262144, about 96 bytes each, allocated when used
 	Conntrack int // connections; default 262144, about 160 bytes each, allocated at start
 	NAT       int // masqueraded connections; default 131072, about 112 bytes each, allocated at start
+	Policy    int // entries of network policy; default 131072, about 96 bytes each, allocated when used
+	Classes   int // prefixes that policies name; default 65536, about 80 bytes each, allocated when used
 	Fragments int // datagrams in fragments; default 8192, about 96 bytes each
 	// Events is the size of the ring in bytes: a power of two of at least
 	// 256 KiB; default 4 MiB.
@@ -43,6 +45,8 @@ func (s Sizes) byMap() map[string]int {
 		"weft_ipcache":   s.IPCache,
 		"weft_conntrack": s.Conntrack,
 		"weft_nat":       s.NAT,
+		"weft_policy":    s.Policy,
+		"weft_cidr":      s.Classes,
 		"weft_fragments": s.Fragments,
 		"weft_events":    s.Events,
 	}
@@ -197,7 +201,7 @@ type Fill struct {
 // cluster can reach. It walks the maps, in batches.
 func (m *Maps) Fills() ([]Fill, error) {
 	var out []Fill
-	for _, name := range []string{"weft_endpoints", "weft_ipcache", "weft_conntrack", "weft_nat", "weft_fragments"} {
+	for _, name := range []string{"weft_endpoints", "weft_ipcache", "weft_conntrack", "weft_nat", "weft_policy", "weft_cidr", "weft_fragments"} {
 		mp := m.Map(name)
 		n, err := countKeys(mp)
 		if err != nil {

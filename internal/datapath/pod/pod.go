@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"sync"
 
 	"github.com/cilium/ebpf"
 
@@ -27,6 +28,7 @@ type Endpoint struct {
 	HostMAC  net.HardwareAddr
 	IPs      []netip.Addr
 	Identity uint64
+	Subject  uint32 // of policy; 0: none selects the pod
 }
 
 // Datapath attaches pods. Safe for concurrent use for different pods.
@@ -34,6 +36,8 @@ type Datapath struct {
 	maps      *pin.Maps
 	endpoints *ebpf.Map
 	objects   objectPrograms
+
+	mu sync.Mutex // held while an entry of endpoints is read and written
 }
 
 // Load loads the programs with the node's settings.
@@ -59,19 +63,52 @@ func (d *Datapath) Attach(ep *Endpoint) error {
 	if len(ep.MAC) != 6 || len(ep.HostMAC) != 6 {
 		return fmt.Errorf("attach %s: want two MAC addresses of 6 bytes, not %q and %q", ep.Device, ep.MAC, ep.HostMAC)
 	}
-	v := pin.KernelEndpoint{Ifindex: uint32(ep.Ifindex), Identity: ep.Identity}
+	v := pin.KernelEndpoint{Ifindex: uint32(ep.Ifindex), Identity: ep.Identity, Subject: ep.Subject}
 	copy(v.Mac[:], ep.MAC)
 	copy(v.HostMac[:], ep.HostMAC)
-	for _, a := range ep.IPs {
-		if err := d.endpoints.Put(pin.KernelAddr{B: addr.To16(a)}, v); err != nil {
-			return fmt.Errorf("write endpoint %s: %w", a, err)
-		}
+	if err := d.write(ep.IPs, v); err != nil {
+		return err
 	}
 	// ingress (from the pod) last: until then nothing of the pod is forwarded
 	if err := d.maps.Attach(pin.Attachment{Device: ep.Device, Ifindex: ep.Ifindex, Hook: ebpf.AttachTCXEgress, Program: d.objects.ToPod}); err != nil {
 		return err
 	}
 	return d.maps.Attach(pin.Attachment{Device: ep.Device, Ifindex: ep.Ifindex, Hook: ebpf.AttachTCXIngress, Program: d.objects.FromPod})
+}
+
+func (d *Datapath) write(ips []netip.Addr, v pin.KernelEndpoint) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, a := range ips {
+		if err := d.endpoints.Put(pin.KernelAddr{B: addr.To16(a)}, v); err != nil {
+			return fmt.Errorf("write endpoint %s: %w", a, err)
+		}
+	}
+	return nil
+}
+
+// SetSubject puts another policy in force for an attached pod, one address
+// after the other; addresses that are not, or another pod's by now, are left
+// alone.
+func (d *Datapath) SetSubject(ips []netip.Addr, ifindex int, subject uint32) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, a := range ips {
+		var v pin.KernelEndpoint
+		key := pin.KernelAddr{B: addr.To16(a)}
+		err := d.endpoints.Lookup(key, &v)
+		if errors.Is(err, ebpf.ErrKeyNotExist) || err == nil && v.Ifindex != uint32(ifindex) {
+			continue
+		}
+		if err == nil && v.Subject != subject {
+			v.Subject = subject
+			err = d.endpoints.Put(key, v)
+		}
+		if err != nil {
+			return fmt.Errorf("set policy of endpoint %s: %w", a, err)
+		}
+	}
+	return nil
 }
 
 // Detach forgets the pod. An unknown one is not an error; an address that

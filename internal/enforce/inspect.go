@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package enforce
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/weft-mesh/weft/internal/policy"
+)
+
+// Status is what is in force.
+type Status struct {
+	Revision   uint64 // of changes put in force by this agent
+	Changed    time.Time
+	Policies   int
+	Subjects   int // distinct compiled policies of this node's pods
+	Endpoints  int // pods of this node that a policy selects
+	Entries    int
+	MaxEntries int
+	Classes    int
+	Problems   []policy.Problem // what is not enforced as written
+	Err        error            // why the last change is not in force; nil where it is
+}
+
+// ErrNotYet is returned before the first change is in force.
+var ErrNotYet = errors.New("no policy was compiled yet")
+
+// Status returns what is in force.
+func (e *Enforcer) Status() Status {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := Status{
+		Revision: e.revision, Changed: e.changed, Subjects: len(e.subjects), Classes: len(e.classes),
+		MaxEntries: e.cfg.Kernel.MaxEntries(), Err: e.err,
+		Policies: e.cfg.Tables.Policies.NumObjects(e.cfg.Tables.DB.ReadTxn()),
+	}
+	for _, i := range e.subjects {
+		s.Entries += len(i.entries)
+	}
+	for _, n := range e.endpoints {
+		if n != 0 {
+			s.Endpoints++
+		}
+	}
+	if e.result != nil {
+		s.Problems = e.result.Problems
+	}
+	return s
+}
+
+// Result returns the compiled state that is in force.
+func (e *Enforcer) Result() (*policy.Result, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.result == nil {
+		return nil, ErrNotYet
+	}
+	return e.result, nil
+}
+
+// RuleName names the rule of a drop event.
+func (e *Enforcer) RuleName(number uint32) string {
+	r, err := e.Result()
+	if err != nil {
+		return fmt.Sprintf("rule %d", number)
+	}
+	return r.Rule(number).String()
+}
