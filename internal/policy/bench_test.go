@@ -72,6 +72,14 @@ var crowds = []struct {
 		return &networkingv1.NetworkPolicySpec{PodSelector: byLabel("env", "prod"), Ingress: []networkingv1.NetworkPolicyIngressRule{
 			{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &from}}, Ports: ports(1000+int32(i), 1010+int32(i))}}}
 	}},
+	// Every policy selects every pod, lets everyone in on a port of its own and a
+	// tenth of all on another.
+	{"all select all, everyone", 100, func(i int) *networkingv1.NetworkPolicySpec {
+		from := byLabel("group", fmt.Sprint("g", i%10))
+		return &networkingv1.NetworkPolicySpec{PodSelector: byLabel("env", "prod"), Ingress: []networkingv1.NetworkPolicyIngressRule{
+			{Ports: ports(1000+int32(i)*2, 1000+int32(i)*2)},
+			{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &from}}, Ports: ports(1001+int32(i)*2, 1001+int32(i)*2)}}}
+	}},
 	// Egress to a block each, with an exception, and to everyone on named ports.
 	{"blocks", 100, func(i int) *networkingv1.NetworkPolicySpec {
 		cidr := fmt.Sprintf("10.%d.%d.0/24", 100+i/256, i%256)

@@ -273,19 +273,27 @@ func sign(policies []*resolved, pod *Pod) (digest, map[string][]span) {
 
 // subject compiles policies for pods whose own ports have these numbers.
 func (p *pass) subject(policies []*resolved, ports map[string][]span) *Subject {
-	s := &Subject{}
+	s := &Subject{Egress: judges(policies, Egress), Ingress: judges(policies, Ingress)}
 	for _, d := range []Direction{Egress, Ingress} {
 		s.Entries = append(s.Entries, p.entries(d, policies, ports)...)
 	}
-	s.Key = hash(s.Entries)
+	s.Key = hash(s)
 	return s
 }
 
-// hash returns the key of a subject with these entries.
-func hash(entries []Entry) SubjectKey {
+// judges is true where a policy isolates pods in a direction or has rules.
+func judges(policies []*resolved, d Direction) bool {
+	return slices.ContainsFunc(policies, func(p *resolved) bool {
+		return p.isolates[d] || slices.ContainsFunc(p.rules, func(r Rule) bool { return r.Direction == d })
+	})
+}
+
+// hash returns the key of a subject.
+func hash(s *Subject) SubjectKey {
 	h := sha256.New()
+	fmt.Fprintf(h, "%v %v\n", s.Egress, s.Ingress)
 	b := make([]byte, 0, 64)
-	for _, e := range entries {
+	for _, e := range s.Entries {
 		b = append(b[:0], byte(e.Direction), e.Bits, e.Protocol)
 		b = binary.BigEndian.AppendUint64(b, e.Peer)
 		b = binary.BigEndian.AppendUint16(b, e.Port)

@@ -68,8 +68,11 @@ func oracle(policies []*state.Policy, d Direction, q question) (Verdict, []strin
 	case isolated:
 		return Deny, []string{"no rule allows"}
 	}
-	if v, rule := walkTier(policies, policyv1alpha2.BaselineTier, d, self, other, q); v != NoVerdict {
-		return verdictOf(Rule{Tier: BaselineTier, Verdict: v}), []string{rule}
+	switch v, rule := walkTier(policies, policyv1alpha2.BaselineTier, d, self, other, q); v {
+	case Allow, Pass: // behind the baseline tier all is allowed
+		return Allow, []string{rule}
+	case Deny:
+		return Deny, []string{rule}
 	}
 	return Allow, []string{"no rule allows"}
 }

@@ -14,6 +14,22 @@
 // can match the same connection have the same rank, so the order of the lookups
 // does not matter, and the deciding rule is always the same one.
 //
+// What the APIs leave open, or what surprises:
+//
+//   - An ipBlock or network matches every address that it covers, those of pods
+//     and nodes too. It is compared with the address at the pod's interface.
+//   - Selectors match pods with addresses of their own, never one with
+//     hostNetwork: that one is its node.
+//   - A named port of ingress is looked up among the pod's own ports, one of
+//     egress among those of the pod that the address belongs to. A name with
+//     several numbers means all of them, one that a pod does not have none.
+//   - A rule without ports is for every protocol, ICMP included; one with ports
+//     is not for ICMP.
+//   - Policies of one tier and priority are evaluated in the order of names.
+//   - What cannot be enforced (domainNames, or fields of another version) is a
+//     Problem and fails closed: an Accept then matches nothing, a Deny or Pass
+//     denies everything in its direction.
+//
 // Invariants of a subject:
 //
 //  1. In each direction the entry for AnyPeer and any protocol is there, and
@@ -140,6 +156,9 @@ type SubjectKey [32]byte
 type Subject struct {
 	Key     SubjectKey
 	Entries []Entry // ordered by direction, peer, protocol, port and Bits; no two with the same prefix
+	// Egress and Ingress say whether any policy judges the direction. Where
+	// none does, whoever is at the other end is allowed, known or not.
+	Egress, Ingress bool
 }
 
 // EndpointID names a pod's sandbox: a pod that takes the place of one of the

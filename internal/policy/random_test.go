@@ -346,7 +346,7 @@ func (w *world) change(step int) {
 	in := &w.in
 	in.Policies, in.Identities, in.Pods = slices.Clone(in.Policies), slices.Clone(in.Identities), slices.Clone(in.Pods)
 	pod := w.IntN(len(in.Pods))
-	switch w.IntN(6) {
+	switch w.IntN(7) {
 	case 0:
 		in.Policies = append(in.Policies, w.networkPolicy(100+step))
 	case 1:
@@ -364,5 +364,7 @@ func (w *world) change(step int) {
 		in.Pods[pod].Ports = w.containerPorts()
 	case 5:
 		in.Pods[pod].Local = !in.Pods[pod].Local
+	case 6:
+		in.Pods[pod].Identity = one(w, in.Identities...).ID
 	}
 }

@@ -75,7 +75,7 @@ func (r *Result) judge(d Direction, subject, peer Party, protocol uint8, port ui
 			lower = e
 		}
 	}
-	f.Judged = true
+	f.Judged = s.Egress && d == Egress || s.Ingress && d == Ingress
 	if v := admin.Admin.Verdict; v == Allow || v == Deny {
 		f.Verdict, f.Rule, f.Tier, f.Entry = v, r.Rule(admin.Admin.Rule), AdminTier, admin
 		return f
