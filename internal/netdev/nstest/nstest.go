@@ -77,7 +77,8 @@ func onThread(fn func() error) error {
 	return <-done
 }
 
-// LoopbackUp sets lo up and gives it the IPv4 address ip.
+// LoopbackUp sets lo up and gives it the IPv4 address ip, in place of that of an
+// earlier call.
 func (ns *NS) LoopbackUp(t testing.TB, ip netip.Addr) {
 	t.Helper()
 	err := ns.Do(func() error {
@@ -86,18 +87,25 @@ func (ns *NS) LoopbackUp(t testing.TB, ip netip.Addr) {
 			return fmt.Errorf("open a socket: %w", err)
 		}
 		defer unix.Close(fd)
-		r, err := unix.NewIfreq("lo")
+		lo, err := unix.NewIfreq("lo")
 		if err != nil {
 			return err
 		}
-		if err := r.SetInet4Addr(ip.AsSlice()); err != nil {
+		lo.SetUint16(unix.IFF_UP)
+		if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
 			return err
 		}
-		if err := unix.IoctlIfreq(fd, unix.SIOCSIFADDR, r); err != nil {
+		label, err := unix.NewIfreq("lo:0") // so that the kernel's own address is not replaced
+		if err != nil {
+			return err
+		}
+		if err := label.SetInet4Addr(ip.AsSlice()); err != nil {
+			return err
+		}
+		if err := unix.IoctlIfreq(fd, unix.SIOCSIFADDR, label); err != nil {
 			return fmt.Errorf("set address %s: %w", ip, err)
 		}
-		r.SetUint16(unix.IFF_UP)
-		return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, r)
+		return nil
 	})
 	if err != nil {
 		t.Fatalf("set lo up: %v", err)

@@ -113,11 +113,8 @@ func (s *Server) add(ctx context.Context, r *weftv1.CniAddRequest, sub *subject)
 		}
 	}()
 	a.Identity = identity
-	if err := s.link(ctx, a); err != nil {
+	if err := s.wire(ctx, a); err != nil {
 		return nil, err
-	}
-	if err := s.datapath.Attach(ctx, a.row()); err != nil {
-		return nil, fmt.Errorf("attach datapath to %s: %w", a.hostName(), err)
 	}
 	a.Wired = true
 	if err := s.store(a); err != nil {
@@ -141,7 +138,7 @@ func (s *Server) allocate(r *weftv1.CniAddRequest, key ipam.Key, sub *subject) (
 	v4, v6 := addr.Pick(sub.node.IPs)
 	rec := record{
 		Network: r.Network, Netns: r.Netns, Namespace: r.PodNamespace, Name: r.PodName, UID: r.PodUid,
-		Sources: valid(v4, v6), MTU: s.config.MTU,
+		Sources: valid(v4, v6), MTU: int(s.mtu.Load()),
 	}
 	for _, c := range sub.node.PodCIDRs {
 		rec.Gateways = append(rec.Gateways, ipam.Gateway(c))
@@ -179,10 +176,29 @@ func (s *Server) fromCIDRs(a *attachment, node *state.Node) error {
 	return nil
 }
 
-// link makes the pod's link, or mends it, and stores its ifindex: from then on
-// a crash can be cleaned up.
-func (s *Server) link(ctx context.Context, a *attachment) error {
-	l, err := s.net.CreatePodLink(a.spec())
+// wire makes the pod's link, puts its datapath in force, and lets traffic in
+// then; or mends what there is of these.
+func (s *Server) wire(ctx context.Context, a *attachment) error {
+	spec, err := s.spec(a)
+	if err != nil {
+		return err
+	}
+	if err := s.link(ctx, a, spec); err != nil {
+		return err
+	}
+	if err := s.datapath.Attach(ctx, a.row()); err != nil {
+		return fmt.Errorf("attach datapath to %s: %w", a.hostName(), err)
+	}
+	if err := s.net.ActivatePodLink(spec); err != nil {
+		return fmt.Errorf("activate link: %w", err)
+	}
+	return nil
+}
+
+// link makes the pod's link, unless it is there, and stores its ifindex: from
+// then on a crash can be cleaned up.
+func (s *Server) link(ctx context.Context, a *attachment, spec netdev.PodLinkSpec) error {
+	l, err := s.net.PreparePodLink(spec)
 	if err != nil {
 		return fmt.Errorf("create link: %w", err)
 	}

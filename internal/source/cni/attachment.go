@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
+	"github.com/weft-mesh/weft/internal/addr"
 	"github.com/weft-mesh/weft/internal/ipam"
 	"github.com/weft-mesh/weft/internal/netdev"
 	"github.com/weft-mesh/weft/internal/state"
@@ -60,6 +62,7 @@ func (a *attachment) hostName() string { return netdev.HostName(a.seed()) }
 
 func (a *attachment) pod() string { return state.Key(a.Namespace, a.Name) }
 
+// spec is the link as it was asked for first; see Server.spec.
 func (a *attachment) spec() netdev.PodLinkSpec {
 	return netdev.PodLinkSpec{
 		Seed: a.seed(), Netns: a.Netns, Interface: a.Interface,
@@ -106,6 +109,48 @@ func (s *Server) attachments() ([]*attachment, error) {
 		out = append(out, a)
 	}
 	return out, errors.Join(errs...)
+}
+
+// spec is the link of a, with the addresses that the node has now: a route from
+// an address that is not local is refused, and any route is better than none.
+func (s *Server) spec(a *attachment) (netdev.PodLinkSpec, error) {
+	spec := a.spec()
+	local, err := s.net.Addresses()
+	if err != nil {
+		return spec, err
+	}
+	if node, _, ok := s.tables.Nodes.Get(s.tables.DB.ReadTxn(), state.NodeByName.Query(s.config.Node)); ok {
+		spec.Sources = valid(addr.Pick(node.IPs))
+	}
+	spec.Sources = slices.DeleteFunc(slices.Clone(spec.Sources), func(ip netip.Addr) bool { return !slices.Contains(local, ip) })
+	return spec, nil
+}
+
+// Recorded returns the row of every pod that is recorded with a link, whether or
+// not it is in the table: also of those that are pending.
+func (s *Server) Recorded() ([]*state.Pod, error) {
+	list, err := s.attachments()
+	var out []*state.Pod
+	for _, a := range list {
+		if a.Ifindex != 0 {
+			out = append(out, a.row())
+		}
+	}
+	return out, err
+}
+
+// LargestIdentity returns the largest number in records of the pool; 0 if there
+// is none.
+func LargestIdentity(list []ipam.Allocation) (uint64, error) {
+	largest := uint64(0)
+	for _, alloc := range list {
+		a, err := decode(alloc)
+		if err != nil {
+			return 0, err
+		}
+		largest = max(largest, a.Identity)
+	}
+	return largest, nil
 }
 
 // store writes the record of a.

@@ -8,8 +8,11 @@
 // write. The record comes before the link and goes after it, so that whatever a
 // crash leaves behind has a record, and Restore can finish or undo it.
 //
-// Locks: each container has one, held for a whole Add, Del or change of
-// identity; nothing is locked before it but for the wait for the pod's rows.
+// A link is down until the datapath of its pod is in force, and gone before that
+// is taken away: a pod has no way into the node that is not guarded.
+//
+// Locks: each container has one, held for a whole Add, Del, Reattach or change
+// of identity; nothing is locked before it but for the wait for the pod's rows.
 package cni
 
 import (
@@ -17,7 +20,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -54,7 +59,10 @@ type Identities interface {
 
 // Network is what this package needs of *netdev.Net.
 type Network interface {
-	CreatePodLink(netdev.PodLinkSpec) (*netdev.PodLink, error)
+	PreparePodLink(netdev.PodLinkSpec) (*netdev.PodLink, error)
+	ActivatePodLink(netdev.PodLinkSpec) error
+	JoinPodLink(netdev.PodLinkSpec) error
+	Addresses() ([]netip.Addr, error)
 	CheckPodLink(netdev.PodLinkSpec) error
 	LinkByName(name string) (netdev.Link, bool, error)
 	PodLinks() ([]netdev.Link, error)
@@ -67,7 +75,7 @@ type Config struct {
 	Node string
 	// StateDir is the folder that the plugin is configured with.
 	StateDir string
-	// MTU of pod interfaces, in bytes.
+	// MTU of pod interfaces, in bytes; SetMTU changes it.
 	MTU int
 	// Wait bounds how long an Add waits for the pod's row; 0 is 10 s.
 	Wait time.Duration
@@ -111,12 +119,10 @@ func (c *Config) validate() error {
 		return errors.New("cni: node name must be set")
 	case c.StateDir == "":
 		return errors.New("cni: state folder must be set")
-	case c.MTU < minMTU:
-		return fmt.Errorf("cni: MTU %d of pods: want at least %d", c.MTU, minMTU)
 	case c.Wait < 0 || c.Parallel < 0 || c.Sweep < 0:
 		return errors.New("cni: wait, parallel and sweep must not be negative")
 	}
-	return nil
+	return validateMTU(c.MTU)
 }
 
 // Options are what a Server is made of.
@@ -142,11 +148,13 @@ type Server struct {
 	log        *slog.Logger
 
 	locks    locks
+	mtu      atomic.Int64  // of pods that are wired from now on
 	slots    chan struct{} // one for each pod that is being wired
 	restored chan struct{} // closed by Restore
 
 	mu      sync.Mutex
-	pending map[ipam.Key]error // restored, but refused by the datapath; protected by mu
+	pending map[ipam.Key]error // wired, but not in force; Run tries again; protected by mu
+	wake    chan struct{}      // holds one when pending has grown
 }
 
 // New returns a Server. No call but Ready returns before Restore did.
@@ -155,7 +163,7 @@ func New(o Options) (*Server, error) {
 	if err := o.Config.validate(); err != nil {
 		return nil, err
 	}
-	return &Server{
+	s := &Server{
 		config:     o.Config,
 		tables:     o.Tables,
 		pool:       o.Pool,
@@ -167,11 +175,32 @@ func New(o Options) (*Server, error) {
 		slots:      make(chan struct{}, o.Config.Parallel),
 		restored:   make(chan struct{}),
 		pending:    map[ipam.Key]error{},
-	}, nil
+		wake:       make(chan struct{}, 1),
+	}
+	s.mtu.Store(int64(o.Config.MTU))
+	return s, nil
+}
+
+// SetMTU changes the MTU of pods that are wired from now on, in bytes. Others
+// keep what their applications know.
+func (s *Server) SetMTU(mtu int) error {
+	if err := validateMTU(mtu); err != nil {
+		return err
+	}
+	s.mtu.Store(int64(mtu))
+	return nil
+}
+
+func validateMTU(mtu int) error {
+	if mtu < minMTU {
+		return fmt.Errorf("cni: MTU %d of pods: want at least %d", mtu, minMTU)
+	}
+	return nil
 }
 
 // Run follows the tables and the plugin's tombstones until ctx ends: pods get
-// the identity that their labels ask for now. Restore comes first.
+// the identity that their labels ask for now, and those that are pending another
+// try. Restore comes first.
 func (s *Server) Run(ctx context.Context) error {
 	follow := newFollower(s)
 	sweep := time.NewTicker(s.config.Sweep)
@@ -190,6 +219,7 @@ func (s *Server) Run(ctx context.Context) error {
 		case <-changed[0]:
 		case <-changed[1]:
 		case <-changed[2]:
+		case <-s.wake:
 		case <-retry:
 		case <-sweep.C:
 			if err := s.bury(ctx); err != nil {

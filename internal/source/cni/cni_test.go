@@ -438,8 +438,8 @@ func TestOtherCIDR(t *testing.T) {
 // pod that is wired in whole, or nothing of it; and then everything can be
 // released.
 func TestCrashAtEveryStep(t *testing.T) {
-	for _, verb := range []string{"add", "del"} {
-		for step := 1; step <= 2; step++ {
+	for verb, steps := range map[string]int{"add": 3, "del": 2} {
+		for step := 1; step <= steps; step++ {
 			for _, before := range []bool{true, false} {
 				t.Run(fmt.Sprintf("%s step %d before=%v", verb, step, before), func(t *testing.T) { crash(t, verb, step, before) })
 			}

@@ -62,21 +62,22 @@ func (s *Server) remove(ctx context.Context, key ipam.Key) error {
 	return nil
 }
 
-// teardown undoes an attachment. The record goes last: what an error or a crash
-// leaves behind can be found again. The container's lock is held.
+// teardown undoes an attachment. The link goes before its datapath, so that it is
+// never there without. The record goes last: what an error or a crash leaves
+// behind can be found again. The container's lock is held.
 func (s *Server) teardown(ctx context.Context, a *attachment) error {
 	if row, ok := s.row(a.ContainerID); ok && row.Interface == a.hostName() {
 		if err := s.deleteRow(a.ContainerID); err != nil {
 			return err
 		}
 	}
+	if err := s.deleteLink(a.Key); err != nil {
+		return err
+	}
 	if a.Ifindex != 0 {
 		if err := s.datapath.Detach(ctx, a.row()); err != nil {
 			return fmt.Errorf("detach datapath from %s: %w", a.hostName(), err)
 		}
-	}
-	if err := s.deleteLink(a.Key); err != nil {
-		return err
 	}
 	if err := s.pool.Release(a.Key); err != nil {
 		return fmt.Errorf("release %v: %w", a.IPs, err)

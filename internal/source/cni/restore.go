@@ -18,7 +18,7 @@ import (
 )
 
 // Restore takes up where the previous run ended: pods whose link is there get
-// their datapath and their row, under the identity they had; whatever else is
+// their datapath, the node's way to them and their row, under the identity they had; whatever else is
 // stored is released, links of no known pod are removed, and the deletions that
 // the plugin left notes of are carried out. It is to be called once, before the
 // service is served. A pod that the datapath refuses is no error: Run tries it
@@ -58,13 +58,23 @@ func (s *Server) restoreOne(ctx context.Context, key ipam.Key) error {
 		s.clearPending(key)
 		return nil
 	}
+	s.setPending(key, err)
+	return nil
+}
+
+func (s *Server) setPending(key ipam.Key, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pending[key] == nil {
 		s.log.Error("pod is not restored", "container", key.ContainerID, "error", err)
 	}
 	s.pending[key] = err
-	return nil
+}
+
+func (s *Server) isPending(key ipam.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pending[key] != nil
 }
 
 func (s *Server) restore(ctx context.Context, key ipam.Key) error {
@@ -82,6 +92,9 @@ func (s *Server) restore(ctx context.Context, key ipam.Key) error {
 	}
 	if err := s.datapath.Attach(ctx, a.row()); err != nil {
 		return fmt.Errorf("pod %s: attach datapath to %s: %w", a.pod(), a.hostName(), err)
+	}
+	if err := s.join(a); err != nil {
+		return err
 	}
 	return s.insertRow(a.row())
 }

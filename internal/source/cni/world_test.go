@@ -204,9 +204,27 @@ type fakeDatapath struct {
 	mu   sync.Mutex
 	pods map[string]*state.Pod
 	fail error // of Attach
+	// hook is called at the beginning of each Attach and Detach, without mu.
+	hook func(verb string, p *state.Pod)
+}
+
+func (d *fakeDatapath) called(verb string, p *state.Pod) {
+	d.mu.Lock()
+	hook := d.hook
+	d.mu.Unlock()
+	if hook != nil {
+		hook(verb, p)
+	}
+}
+
+func (d *fakeDatapath) setHook(hook func(verb string, p *state.Pod)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.hook = hook
 }
 
 func (d *fakeDatapath) Attach(_ context.Context, p *state.Pod) error {
+	d.called("attach", p)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.fail != nil {
@@ -224,6 +242,7 @@ func (d *fakeDatapath) Attach(_ context.Context, p *state.Pod) error {
 }
 
 func (d *fakeDatapath) Detach(_ context.Context, p *state.Pod) error {
+	d.called("detach", p)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.pods, p.ContainerID)
@@ -341,12 +360,28 @@ type gatedNetwork struct {
 	g *gate
 }
 
-func (n *gatedNetwork) CreatePodLink(s netdev.PodLinkSpec) (l *netdev.PodLink, err error) {
+func (n *gatedNetwork) PreparePodLink(s netdev.PodLinkSpec) (l *netdev.PodLink, err error) {
 	err = n.g.pass(func() (err error) {
-		l, err = n.Network.CreatePodLink(s)
+		l, err = n.Network.PreparePodLink(s)
 		return err
 	})
 	return l, err
+}
+
+func (n *gatedNetwork) ActivatePodLink(s netdev.PodLinkSpec) error {
+	return n.g.pass(func() error { return n.Network.ActivatePodLink(s) })
+}
+
+func (n *gatedNetwork) JoinPodLink(s netdev.PodLinkSpec) error {
+	return n.g.pass(func() error { return n.Network.JoinPodLink(s) })
+}
+
+func (n *gatedNetwork) Addresses() (as []netip.Addr, err error) {
+	err = n.g.read(func() (err error) {
+		as, err = n.Network.Addresses()
+		return err
+	})
+	return as, err
 }
 
 func (n *gatedNetwork) CheckPodLink(s netdev.PodLinkSpec) error {
