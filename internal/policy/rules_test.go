@@ -381,8 +381,9 @@ func TestNumbersThatCollide(t *testing.T) {
 		if numberOf(numbers, a) != n || numberOf(numbers, b) != n+1 {
 			t.Errorf("numbers %v, want %d and the next", numbers, n)
 		}
-		spec := `{podSelector: {}, ingress: [{}]}`
-		both := tableInput(t, map[string]string{"shop/" + a.ref.Name: spec, "shop/" + b.ref.Name: spec})
+		both := tableInput(t, map[string]string{
+			"shop/" + a.ref.Name: `{podSelector: {}, ingress: [{ports: [{port: 80}]}]}`,
+			"shop/" + b.ref.Name: `{podSelector: {}, ingress: [{ports: [{port: 443}]}]}`})
 		for _, row := range both.Policies {
 			var c Compiler
 			only := both
