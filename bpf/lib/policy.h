@@ -13,6 +13,9 @@ struct policy_key {
 	__be16 port; /* of the destination; 0 for protocols without */
 } __attribute__((packed));
 
+/* Set in the number of a subject whose ingress a policy judges. */
+#define SUBJECT_INGRESS (1U << 31)
+
 /* Bits of subject, direction and peer: they always match in full. */
 #define POLICY_EXACT 104
 #define POLICY_WHOLE 128
@@ -158,7 +161,7 @@ static SUBPROGRAM int policy_judge(struct packet *p, const struct lookup *l)
 	s.identity = identity_of(src);
 	if (!dst_subject || s.identity == IDENTITY_NODE)
 		return 0;
-	if (s.identity == IDENTITY_UNKNOWN)
+	if (s.identity == IDENTITY_UNKNOWN && dst_subject & SUBJECT_INGRESS)
 		return DROP_IDENTITY_UNKNOWN;
 	s.subject = dst_subject;
 	s.direction = DIRECTION_INGRESS;

@@ -46,6 +46,8 @@ type agent struct {
 	started time.Time
 	health  *components
 
+	pins       *os.File   // locked: the folder of pins is this agent's
+	pool       *ipam.Pool // locked: the runDir is this agent's
 	net        *netdev.Net
 	tables     *state.Tables
 	identities *identity.Allocator
@@ -92,13 +94,22 @@ func newLogger(c LogConfig, w io.Writer) *slog.Logger {
 func newAgent(cfg *Config, log *slog.Logger) (_ *agent, err error) {
 	a := &agent{cfg: cfg, log: log, started: time.Now(), gate: &gate{}}
 	a.health = newComponents("source", "node", "datapath", "cni", "addresses", "routes")
-	if err := os.MkdirAll(cfg.RunDir, 0o700); err != nil {
-		return nil, fmt.Errorf("make runDir: %w", err)
-	}
+	defer func() {
+		if err != nil {
+			a.close()
+		}
+	}()
 	if a.tables, err = state.New(); err != nil {
 		return nil, err
 	}
-	a.identities, err = identity.New(filepath.Join(cfg.RunDir, "identities.json"), a.tables, identity.Options{})
+	if err := a.takeFolders(); err != nil {
+		return nil, err
+	}
+	floor, err := cni.LargestIdentity(a.pool.All())
+	if err != nil {
+		return nil, fmt.Errorf("read the identities of pods: %w", err)
+	}
+	a.identities, err = identity.New(filepath.Join(cfg.RunDir, "identities.json"), a.tables, identity.Options{Floor: floor})
 	if err != nil {
 		return nil, err
 	}
@@ -113,6 +124,27 @@ func newAgent(cfg *Config, log *slog.Logger) (_ *agent, err error) {
 	return a, nil
 }
 
+// takeFolders locks what two agents must not share, before anything of it is
+// changed: another agent may be at work with it.
+func (a *agent) takeFolders() (err error) {
+	if err := os.MkdirAll(a.cfg.RunDir, 0o700); err != nil {
+		return fmt.Errorf("make runDir: %w", err)
+	}
+	if a.pins, err = lockPins(a.cfg.PinPath); err != nil {
+		return err
+	}
+	boot, err := ipam.BootID()
+	if err != nil {
+		return err
+	}
+	// The CIDRs come with the node's row.
+	a.pool, err = ipam.Open(ipam.Options{Path: filepath.Join(a.cfg.RunDir, "ipam.json"), BootID: boot, Now: ipam.SinceBoot, Log: a.log})
+	if err != nil {
+		return fmt.Errorf("open the address pool: %w", err)
+	}
+	return nil
+}
+
 func (a *agent) close() {
 	if a.kernel != nil {
 		a.logError("close programs", a.kernel.close())
@@ -120,7 +152,15 @@ func (a *agent) close() {
 	if a.maps != nil {
 		a.logError("close maps", a.maps.Close())
 	}
-	a.logError("close netlink", a.net.Close())
+	if a.net != nil {
+		a.logError("close netlink", a.net.Close())
+	}
+	if a.pool != nil {
+		a.logError("close the address pool", a.pool.Close())
+	}
+	if a.pins != nil {
+		a.logError("unlock pins", a.pins.Close())
+	}
 }
 
 func (a *agent) logError(what string, err error) {
@@ -174,23 +214,23 @@ func (a *agent) start(ctx context.Context, g *errgroup.Group) error {
 	if err := a.openDatapath(self); err != nil {
 		return err
 	}
-	server, closePool, err := a.openCNI(self)
+	server, err := a.openCNI(self)
 	if err != nil {
 		return err
 	}
 	if err := a.restorePods(ctx, server); err != nil {
-		return errors.Join(err, closePool())
+		return err
 	}
 	if err := a.startFlows(ctx, g); err != nil {
-		return errors.Join(err, closePool())
+		return err
 	}
 	a.forward = newForwarding(a)
 	g.Go(func() error { return a.forward.run(ctx) })
 	g.Go(func() error { return a.collector.Run(ctx) })
 	g.Go(func() error { return a.enforce.Run(ctx) })
-	g.Go(func() error { return a.followNode(ctx, self) })
+	g.Go(func() error { return a.followNode(ctx, self, server) })
 	g.Go(func() error { return a.pruneIdentities(ctx) })
-	g.Go(func() error { return errors.Join(server.Run(ctx), closePool()) })
+	g.Go(func() error { return server.Run(ctx) })
 	if err := a.forward.waitFirst(ctx); err != nil {
 		return err
 	}
@@ -292,23 +332,17 @@ func (a *agent) loadPrograms(s *self) error {
 	if err != nil {
 		return fmt.Errorf("tunnel device: %w", err)
 	}
+	if s.setting.Masquerade {
+		if err := a.net.ReserveLocalPorts(s.setting.FirstPort, s.setting.LastPort); err != nil {
+			a.log.Warn("the node's own connections may take ports of masqueraded ones", "err", err)
+		}
+	}
 	return a.kernel.load(s.setting, node.Device{Name: s.uplink.Name, Ifindex: s.uplink.Index}, tunnel)
 }
 
-func (a *agent) openCNI(s *self) (*cni.Server, func() error, error) {
-	boot, err := ipam.BootID()
-	if err != nil {
-		return nil, nil, err
-	}
-	pool, err := ipam.Open(ipam.Options{
-		Path:   filepath.Join(a.cfg.RunDir, "ipam.json"),
-		CIDRs:  s.node.PodCIDRs,
-		BootID: boot,
-		Now:    ipam.SinceBoot,
-		Log:    a.log,
-	})
-	if err != nil {
-		return nil, nil, fmt.Errorf("open the address pool: %w", err)
+func (a *agent) openCNI(s *self) (*cni.Server, error) {
+	if err := a.pool.SetCIDRs(s.node.PodCIDRs); err != nil {
+		return nil, fmt.Errorf("pod CIDRs of the node: %w", err)
 	}
 	server, err := cni.New(cni.Options{
 		Config: cni.Config{
@@ -318,16 +352,16 @@ func (a *agent) openCNI(s *self) (*cni.Server, func() error, error) {
 			Wait:     time.Duration(a.cfg.CNI.WaitForPod),
 		},
 		Tables:     a.tables,
-		Pool:       pool,
+		Pool:       a.pool,
 		Network:    a.net,
 		Datapath:   a.kernel,
 		Identities: a.identities,
 		Log:        a.log,
 	})
 	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("CNI server: %w", err), pool.Close())
+		return nil, fmt.Errorf("CNI server: %w", err)
 	}
-	return server, pool.Close, nil
+	return server, nil
 }
 
 // restorePods takes up the pods of the earlier agent with the new programs, and
@@ -337,7 +371,11 @@ func (a *agent) restorePods(ctx context.Context, server *cni.Server) error {
 	if err := server.Restore(ctx); err != nil {
 		return fmt.Errorf("restore pods: %w", err)
 	}
-	if err := a.kernel.prune(a.tables); err != nil {
+	pods, err := server.Recorded()
+	if err != nil {
+		return fmt.Errorf("read recorded pods: %w", err)
+	}
+	if err := a.kernel.prune(pods); err != nil {
 		return fmt.Errorf("let go of pods that are gone: %w", err)
 	}
 	if err := a.enforce.Apply(); err != nil {
@@ -371,6 +409,7 @@ func (a *agent) startFlows(ctx context.Context, g *errgroup.Group) error {
 		Acknowledged: acknowledged,
 		Save:         acks.save,
 		DeviceName:   deviceName,
+		RuleName:     a.enforce.RuleName,
 		Reasons:      reason.Drops(),
 		Logger:       a.log,
 	}, a.tables, ring)
@@ -391,65 +430,6 @@ func deviceName(ifindex uint32) string {
 		return ""
 	}
 	return i.Name
-}
-
-// followNode loads the programs anew when the node's addresses, its pod CIDRs
-// or its uplink have changed.
-func (a *agent) followNode(ctx context.Context, now *self) error {
-	addresses, err := a.net.WatchAddresses(ctx)
-	if err != nil {
-		return err
-	}
-	for {
-		row, _, changed, ok := a.tables.Nodes.GetWatch(a.tables.DB.ReadTxn(), state.NodeByName.Query(a.cfg.Node))
-		if ok {
-			now = a.reloadIfOther(ctx, now, row)
-		} else {
-			a.health.waits("node", "the Node object is gone; what was in force stays")
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-		case _, open := <-addresses:
-			if !open {
-				addresses = nil
-			}
-		}
-	}
-}
-
-func (a *agent) reloadIfOther(ctx context.Context, now *self, row *state.Node) *self {
-	next, err := a.lookAtNode(row)
-	if err != nil {
-		a.health.waits("node", err.Error())
-		return now
-	}
-	next.setting.TunnelIfindex = now.setting.TunnelIfindex
-	if next.setting == now.setting {
-		a.health.ready("node")
-		return now
-	}
-	a.log.Info("node has changed, loading programs anew", "was", now.setting, "is", next.setting)
-	if err := a.reload(ctx, next); err != nil {
-		a.health.waits("node", err.Error())
-		a.log.Error("load programs for the changed node", "err", err)
-		return now
-	}
-	a.health.ready("node")
-	return next
-}
-
-func (a *agent) reload(ctx context.Context, s *self) error {
-	if err := a.loadPrograms(s); err != nil {
-		return err
-	}
-	var errs []error
-	for p := range a.tables.Pods.All(a.tables.DB.ReadTxn()) {
-		errs = append(errs, a.kernel.Attach(ctx, p))
-	}
-	a.forward.trigger()
-	return errors.Join(errs...)
 }
 
 // identityInterval is how often unused identities are looked for.

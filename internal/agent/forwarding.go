@@ -98,18 +98,25 @@ func (f *forwarding) run(ctx context.Context) error {
 }
 
 func (f *forwarding) follow(ctx context.Context) error {
-	for {
-		changed := f.watch(ctx)
-		if _, err := f.compute(); err != nil {
-			f.health.waits("addresses", err.Error())
-			f.log.Error("compute addresses", "err", err)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-		case <-f.wake:
-		}
+	for ctx.Err() == nil {
+		f.turn(ctx)
+	}
+	return nil
+}
+
+// turn computes, and returns when it is time to do so again.
+func (f *forwarding) turn(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends the watch also where something else ended the turn
+	changed := f.watch(ctx)
+	if _, err := f.compute(); err != nil {
+		f.health.waits("addresses", err.Error())
+		f.log.Error("compute addresses", "err", err)
+	}
+	select {
+	case <-ctx.Done():
+	case <-changed:
+	case <-f.wake:
 	}
 }
 

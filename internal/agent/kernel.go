@@ -149,10 +149,10 @@ func (k *kernel) SetSubject(ips []netip.Addr, ifindex int, subject uint32) error
 	return k.pods.SetSubject(ips, ifindex, subject)
 }
 
-// prune forgets every pod that has no row.
-func (k *kernel) prune(t *state.Tables) error {
+// prune forgets every pod that is not among recorded.
+func (k *kernel) prune(recorded []*state.Pod) error {
 	var want []*pod.Endpoint
-	for p := range t.Pods.All(t.DB.ReadTxn()) {
+	for _, p := range recorded {
 		ep, err := endpoint(p)
 		if err != nil {
 			return err
@@ -181,12 +181,30 @@ func ensureTunnel(n *netdev.Net, c DatapathConfig, s *setting.Node) (*node.Devic
 	if c.Tunnel != "vxlan" {
 		return nil, n.DeleteVXLAN(tunnelName)
 	}
-	l, err := n.EnsureVXLAN(netdev.VXLAN{
-		Name: tunnelName, Port: c.VXLANPort, MTU: s.TunnelMTU, Gateways: gateways(s),
-	})
+	l, err := n.EnsureVXLAN(tunnel(c, s))
 	if err != nil {
 		return nil, err
 	}
 	s.TunnelIfindex = l.Ifindex
 	return &node.Device{Name: l.Name, Ifindex: l.Ifindex}, nil
+}
+
+func tunnel(c DatapathConfig, s *setting.Node) netdev.VXLAN {
+	return netdev.VXLAN{Name: tunnelName, Port: c.VXLANPort, MTU: s.TunnelMTU, Gateways: gateways(s)}
+}
+
+// checkTunnel says what the tunnel device is not that ensureTunnel made it. It
+// changes nothing, and so causes no event of a link.
+func checkTunnel(n *netdev.Net, c DatapathConfig, s *setting.Node) error {
+	if c.Tunnel != "vxlan" {
+		return nil
+	}
+	if err := n.CheckVXLAN(tunnel(c, s)); err != nil {
+		return err
+	}
+	l, _, err := n.LinkByName(tunnelName)
+	if err == nil && l.Ifindex != s.TunnelIfindex {
+		err = fmt.Errorf("link %s was made anew by somebody else", tunnelName)
+	}
+	return err
 }

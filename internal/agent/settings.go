@@ -13,6 +13,9 @@ import (
 	"github.com/weft-mesh/weft/internal/state"
 )
 
+// leastMTU is what IPv6 needs of a link, in bytes (RFC 8200, 5).
+const leastMTU = 1280
+
 // settings computes what the programs are told, all but the tunnel's device.
 func settings(c *Config, uplink *netdev.Uplink, n *state.Node) (setting.Node, error) {
 	first, last, err := c.Datapath.ports()
@@ -41,6 +44,9 @@ func settings(c *Config, uplink *netdev.Uplink, n *state.Node) (setting.Node, er
 		}
 		s.UplinkMTU = c.Datapath.MTU
 		s.TunnelMTU = min(s.TunnelMTU, c.Datapath.MTU)
+	}
+	if mtu := podMTU(c, s); mtu < leastMTU {
+		return setting.Node{}, fmt.Errorf("MTU %d of %s leaves %d for pods: want at least %d", uplink.MTU, uplink.Name, mtu, leastMTU)
 	}
 	for _, p := range n.PodCIDRs {
 		if g := gateway(p); g.Is4() {

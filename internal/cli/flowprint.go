@@ -29,6 +29,7 @@ type flowJSON struct {
 	Type        string       `json:"type"`    // new, update, close, drop
 	Verdict     string       `json:"verdict"` // forwarded, dropped
 	Reason      string       `json:"reason,omitempty"`
+	Policy      string       `json:"policy,omitempty"` // rule that refused it
 	Protocol    string       `json:"protocol"`
 	Direction   string       `json:"direction"`
 	Source      endpointJSON `json:"source"`
@@ -77,7 +78,7 @@ func toFlowLine(r *weftv1.ObserveResponse) flowLine {
 		Time: toTime(f.GetTime()), Node: f.GetNode(),
 		Type:    shortName(f.GetType().String(), flowTypePrefix),
 		Verdict: shortName(f.GetVerdict().String(), verdictPrefix),
-		Reason:  f.GetReason(), Protocol: f.GetProtocol(), Direction: f.GetDirection(),
+		Reason:  f.GetReason(), Policy: f.GetPolicy(), Protocol: f.GetProtocol(), Direction: f.GetDirection(),
 		Source: toEndpoint(f.GetSource()), Destination: toEndpoint(f.GetDestination()),
 		TCPFlags: f.GetTcpFlags(), Packets: f.GetPackets(), Bytes: f.GetBytes(),
 		Device: f.GetDevice(), DevicePod: f.GetDevicePod(), CPU: f.GetCpu(), Sequence: f.GetSequence(),
@@ -173,6 +174,9 @@ func detail(f *weftv1.Flow) string {
 	var parts []string
 	if f.GetReason() != "" {
 		parts = append(parts, f.GetReason())
+	}
+	if f.GetPolicy() != "" {
+		parts = append(parts, f.GetPolicy())
 	}
 	if f.GetTcpFlags() != "" {
 		parts = append(parts, f.GetTcpFlags())

@@ -103,7 +103,7 @@ func New(c Config) (*Enforcer, error) {
 		numbered: map[netip.Prefix]uint64{}, pending: map[string]*state.Pod{}, identities: map[netip.Addr]uint64{},
 	}
 	for n := range subjects {
-		e.nextNumber = max(e.nextNumber, n+1)
+		e.nextNumber = max(e.nextNumber, n&^subjectIngress+1)
 	}
 	for _, n := range classes {
 		e.nextClass = max(e.nextClass, n+1)
@@ -281,8 +281,7 @@ func (e *Enforcer) installSubjects(r *policy.Result, wanted map[netip.Prefix]uin
 		if _, ok := e.subjects[key]; ok {
 			continue
 		}
-		i := &installed{number: e.nextNumber, entries: inherit(s.Entries, leaving)}
-		e.nextNumber++
+		i := &installed{number: e.number(s), entries: inherit(s.Entries, leaving)}
 		if err := e.cfg.Kernel.Install(i.number, i.entries); err != nil {
 			return added, err
 		}
@@ -290,6 +289,20 @@ func (e *Enforcer) installSubjects(r *policy.Result, wanted map[netip.Prefix]uin
 		added = append(added, key)
 	}
 	return added, nil
+}
+
+// subjectIngress is set in the number of a subject whose ingress a policy judges
+// (SUBJECT_INGRESS of bpf/lib/policy.h).
+const subjectIngress uint32 = 1 << 31
+
+// number returns one that no subject has had.
+func (e *Enforcer) number(s *policy.Subject) uint32 {
+	n := e.nextNumber
+	e.nextNumber++
+	if s.Ingress {
+		n |= subjectIngress
+	}
+	return n
 }
 
 func (e *Enforcer) removeSubjects(keys []policy.SubjectKey) error {

@@ -17,17 +17,21 @@ import (
 // maxDevices bounds the cache of device names.
 const maxDevices = 4096
 
+// reasonPolicy is the reason of drops that a rule explains.
+const reasonPolicy = "policy"
+
 // decoder turns records into flows. Not safe for concurrent use.
 type decoder struct {
 	node       string
 	index      *index
 	deviceName func(ifindex uint32) string
+	ruleName   func(rule uint32) string // may be nil
 	devices    map[uint32]string
 	flags      [256]string
 }
 
-func newDecoder(node string, x *index, deviceName func(uint32) string) *decoder {
-	d := &decoder{node: node, index: x, deviceName: deviceName, devices: map[uint32]string{}}
+func newDecoder(node string, x *index, deviceName func(uint32) string, ruleName func(uint32) string) *decoder {
+	d := &decoder{node: node, index: x, deviceName: deviceName, ruleName: ruleName, devices: map[uint32]string{}}
 	for i := range d.flags {
 		d.flags[i] = flagNames(uint8(i))
 	}
@@ -58,6 +62,9 @@ func (d *decoder) decode(r *event.Record) *weftv1.ObserveResponse {
 	f.Verdict = weftv1.Verdict_VERDICT_FORWARDED
 	if r.Type == event.TypeDrop {
 		f.Verdict, f.Reason = weftv1.Verdict_VERDICT_DROPPED, r.Reason
+		if r.Reason == reasonPolicy && d.ruleName != nil {
+			f.Policy = d.ruleName(r.Rule)
+		}
 	}
 	f.Direction = directionName(r.Direction)
 	f.Protocol = protocolName(r.Protocol)

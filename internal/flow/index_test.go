@@ -142,7 +142,7 @@ func TestDecode(t *testing.T) {
 	c.workload(&state.Workload{Namespace: "shop", Name: "web", Labels: map[string]string{"app": "web"}})
 	c.index.refresh()
 	calls := 0
-	d := newDecoder("node1", c.index, func(i uint32) string { calls++; return fmt.Sprint("eth", i) })
+	d := newDecoder("node1", c.index, func(i uint32) string { calls++; return fmt.Sprint("eth", i) }, func(n uint32) string { return fmt.Sprint("rule ", n) })
 	base := event.Record{
 		Type: event.TypeDrop, Direction: event.DirectionEgress, Reason: "spoofed-address", CPU: 1, Sequence: 42,
 		Time: time.Unix(10, 20), Protocol: 6, Ifindex: 12, TCPFlags: 0x12, Packets: 1, Bytes: 74,
@@ -173,6 +173,9 @@ func TestDecode(t *testing.T) {
 			f.Protocol, f.TcpFlags, f.IcmpType, f.IcmpCode = "ICMPv6", "", 2, 1
 		}},
 		{"a protocol without a name", func(r *event.Record) { r.Protocol = 132 }, func(f *weftv1.Flow) { f.Protocol, f.TcpFlags = "132", "" }},
+		{"a rule of policy", func(r *event.Record) { r.Reason, r.Rule = "policy", 7 }, func(f *weftv1.Flow) {
+			f.Reason, f.Policy = "policy", "rule 7"
+		}},
 		{"the uplink", func(r *event.Record) { r.Ifindex = 3 }, func(f *weftv1.Flow) { f.Device, f.DevicePod = "eth3", "" }},
 		{"the uplink again, from the cache", func(r *event.Record) { r.Ifindex = 3 }, func(f *weftv1.Flow) { f.Device, f.DevicePod = "eth3", "" }},
 		{"no device", func(r *event.Record) { r.Ifindex = 0 }, func(f *weftv1.Flow) { f.Device, f.DevicePod = "", "" }},
@@ -197,7 +200,7 @@ func BenchmarkDecode(b *testing.B) {
 		c.workload(&state.Workload{Namespace: "far", Name: fmt.Sprint("db", n), IPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 244, 2, byte(n + 2)})}, Labels: map[string]string{"app": "db"}})
 	}
 	c.index.refresh()
-	d := newDecoder("node1", c.index, func(uint32) string { return "eth0" })
+	d := newDecoder("node1", c.index, func(uint32) string { return "eth0" }, nil)
 	for _, to := range []string{"10.244.2.7:80", "8.8.8.8:53"} {
 		b.Run(to, func(b *testing.B) {
 			r := tcpRecord()
@@ -227,7 +230,7 @@ func BenchmarkEvent(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-	r := &reader{Observer: o, index: x, decoder: newDecoder("node1", x, nil), ledger: newLedger(nil, nil), record: tcpRecord()}
+	r := &reader{Observer: o, index: x, decoder: newDecoder("node1", x, nil, nil), ledger: newLedger(nil, nil), record: tcpRecord()}
 	b.ReportAllocs()
 	for b.Loop() {
 		x.refresh()

@@ -49,6 +49,9 @@ type Config struct {
 	// DeviceName names a network device that is not of a pod, or returns "".
 	// Its answers are kept. Nil leaves such devices without a name.
 	DeviceName func(ifindex uint32) string
+	// RuleName names the rule of network policy that dropped a packet; nil
+	// leaves it out.
+	RuleName func(rule uint32) string
 	// Reasons are the names of all drop reasons, to check what clients ask
 	// for; nil accepts any.
 	Reasons []string
@@ -158,7 +161,7 @@ func (o *Observer) Run(ctx context.Context) error {
 	}
 	r := &reader{
 		Observer: o, index: x,
-		decoder: newDecoder(o.cfg.Node, x, o.cfg.DeviceName),
+		decoder: newDecoder(o.cfg.Node, x, o.cfg.DeviceName, o.cfg.RuleName),
 		ledger:  newLedger(o.cfg.Acknowledged, rows),
 		saved:   o.cfg.Now(),
 	}

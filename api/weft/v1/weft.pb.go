@@ -1008,7 +1008,10 @@ type Flow struct {
 	IcmpCode  uint32 `protobuf:"varint,17,opt,name=icmp_code,json=icmpCode,proto3" json:"icmp_code,omitempty"`
 	// NS/NAME of the pod whose interface the device is, where it is one of this
 	// node: who really sent a packet with a forged source, too.
-	DevicePod     string `protobuf:"bytes,18,opt,name=device_pod,json=devicePod,proto3" json:"device_pod,omitempty"`
+	DevicePod string `protobuf:"bytes,18,opt,name=device_pod,json=devicePod,proto3" json:"device_pod,omitempty"`
+	// The rule that refused a packet dropped for reason "policy", such as
+	// "NetworkPolicy shop/db ingress[0]", or "no rule allows".
+	Policy        string `protobuf:"bytes,19,opt,name=policy,proto3" json:"policy,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1165,6 +1168,13 @@ func (x *Flow) GetIcmpCode() uint32 {
 func (x *Flow) GetDevicePod() string {
 	if x != nil {
 		return x.DevicePod
+	}
+	return ""
+}
+
+func (x *Flow) GetPolicy() string {
+	if x != nil {
+		return x.Policy
 	}
 	return ""
 }
@@ -2322,7 +2332,7 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
 	"generation\x12#\n" +
-	"\rsource_errors\x18\x02 \x03(\tR\fsourceErrors\"\xc3\x04\n" +
+	"\rsource_errors\x18\x02 \x03(\tR\fsourceErrors\"\xdb\x04\n" +
 	"\x04Flow\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\tR\x04node\x12%\n" +
@@ -2343,7 +2353,8 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\ticmp_type\x18\x10 \x01(\rR\bicmpType\x12\x1b\n" +
 	"\ticmp_code\x18\x11 \x01(\rR\bicmpCode\x12\x1d\n" +
 	"\n" +
-	"device_pod\x18\x12 \x01(\tR\tdevicePod\"\x88\x02\n" +
+	"device_pod\x18\x12 \x01(\tR\tdevicePod\x12\x16\n" +
+	"\x06policy\x18\x13 \x01(\tR\x06policy\"\x88\x02\n" +
 	"\fFlowEndpoint\x12\x0e\n" +
 	"\x02ip\x18\x01 \x01(\tR\x02ip\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\x12\x1a\n" +

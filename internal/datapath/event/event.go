@@ -47,8 +47,11 @@ type Record struct {
 	Source, Destination netip.AddrPort
 	// SourceIdentity and DestinationIdentity as the kernel knew them.
 	SourceIdentity, DestinationIdentity uint64
-	TCPFlags                            uint8 // of the packet (FIN 1, SYN 2, RST 4, PSH 8, ACK 16)
-	ICMPType, ICMPCode                  uint8
+	// Rule of network policy that refused a packet dropped as "policy"; 0: no
+	// rule allows it. See internal/policy.
+	Rule               uint32
+	TCPFlags           uint8 // of the packet (FIN 1, SYN 2, RST 4, PSH 8, ACK 16)
+	ICMPType, ICMPCode uint8
 	// Ifindex of the device where the program ran.
 	Ifindex uint32
 	// Packets and Bytes of the connection so far, both directions; of the

@@ -96,6 +96,7 @@ func (r *Ring) decode(rec *Record) error {
 		Destination:         netip.AddrPortFrom(addr.From16(e.Dst.B), hostOrder(e.Dport)),
 		SourceIdentity:      e.SrcIdentity,
 		DestinationIdentity: e.DstIdentity,
+		Rule:                e.Rule,
 		TCPFlags:            e.TcpFlags,
 		ICMPType:            e.IcmpType,
 		ICMPCode:            e.IcmpCode,

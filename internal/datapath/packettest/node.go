@@ -143,7 +143,7 @@ func (n *Node) makeDevices() error {
 	names := []string{PodA, PodB, Uplink, Tunnel}
 	var script strings.Builder
 	for i, d := range names {
-		fmt.Fprintf(&script, "link add %s type veth peer name peer%d\n", d, i)
+		fmt.Fprintf(&script, "link add %s address %s type veth peer name peer%d\n", d, MACNode, i)
 	}
 	cmd := exec.Command("ip", "-batch", "-")
 	cmd.Stdin = strings.NewReader(script.String())
@@ -197,7 +197,7 @@ func (n *Node) endpoint(device string, identity uint64, podMAC, hostMAC net.Hard
 // Settings returns what programs are loaded with, for native routing.
 func (n *Node) Settings() setting.Node {
 	return setting.Node{
-		UplinkIfindex: n.devices[Uplink], UplinkMTU: 1500, TunnelMTU: 1450,
+		UplinkIfindex: n.devices[Uplink], UplinkMTU: 1500, TunnelMTU: 1450, TunnelPort: 4789,
 		IPv4: Families[0].Node, IPv6: Families[1].Node,
 		Gateway4: Families[0].Gateway, Gateway6: Families[1].Gateway,
 		Masquerade: true, FirstPort: 10000, LastPort: 29999,

@@ -170,7 +170,8 @@ var flagNames = []struct {
 }{
 	{pin.KernelCtFlagCT_REPLIED, "replied"}, {pin.KernelCtFlagCT_ESTABLISHED, "established"},
 	{pin.KernelCtFlagCT_FIN_ORIG, "fin"}, {pin.KernelCtFlagCT_FIN_REPLY, "fin-reply"},
-	{pin.KernelCtFlagCT_RST, "rst"}, {pin.KernelCtFlagCT_CLOSED, "closed"},
+	{pin.KernelCtFlagCT_RST, "rst"}, {pin.KernelCtFlagCT_CLOSED, "closed"}, {pin.KernelCtFlagCT_DENIED, "denied"},
+	{pin.KernelCtFlagCT_ALIVE_ORIG, "alive"}, {pin.KernelCtFlagCT_ALIVE_REPLY, "alive-reply"},
 }
 
 // Conns lists the connection table, each entry as

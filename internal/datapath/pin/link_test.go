@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/weft-mesh/weft/internal/datapath/packettest/bpffs"
 	"github.com/weft-mesh/weft/internal/netdev/nstest"
@@ -78,7 +79,7 @@ func TestAttach(t *testing.T) {
 	}
 	check := func(what string, w ...Attached) {
 		t.Helper()
-		if d := cmp.Diff(w, attachments(t, m)); d != "" {
+		if d := cmp.Diff(w, attachments(t, m), cmpopts.IgnoreFields(Attached{}, "LinkID")); d != "" {
 			t.Errorf("%s (-want +got):\n%s", what, d)
 		}
 	}
@@ -88,6 +89,7 @@ func TestAttach(t *testing.T) {
 	check("attached", want("egress", index, first, "from_first"), want("ingress", index, first, "from_first"))
 	attach(t, ns, m, ingress)
 	check("repeated", want("egress", index, first, "from_first"), want("ingress", index, first, "from_first"))
+	before := attachments(t, m)
 
 	// another agent takes over
 	must(t, m.Close())
@@ -95,6 +97,11 @@ func TestAttach(t *testing.T) {
 	ingress.Program = second
 	attach(t, ns, m, ingress)
 	check("updated in place", want("egress", index, first, "from_first"), want("ingress", index, second, "from_second"))
+	for i, a := range attachments(t, m) {
+		if a.LinkID != before[i].LinkID {
+			t.Errorf("link of %s %s is another: a packet may have met no program", a.Device, a.Hook)
+		}
+	}
 
 	index2 := device(t, ns, "wf.1")
 	if index2 == index {

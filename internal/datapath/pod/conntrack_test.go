@@ -85,8 +85,19 @@ func TestTCPStates(t *testing.T) {
 			{true, pt.RST | pt.ACK, "", "1/2 replied,rst,closed"},
 		},
 		"seen in mid-stream": {
-			{false, pt.ACK, "new", "1/0 established"},
-			{true, pt.ACK, "", "1/1 replied,established"},
+			{false, pt.ACK, "new", "1/0"},
+			{true, pt.ACK, "", "1/1 replied"},
+			{false, pt.ACK, "", "2/1 replied,established"},
+		},
+		"reset that the receiver does not accept": {
+			{false, pt.SYN, "new", "1/0"},
+			{true, synAck, "", "1/1 replied"},
+			{false, pt.ACK, "", "2/1 replied,established"},
+			{true, pt.RST, "close", "2/2 replied,established,rst,closed"},
+			{false, pt.ACK, "", "3/2 replied,established,rst,closed,alive"},
+			{false, pt.ACK, "", "4/2 replied,established,rst,closed,alive"},
+			{true, pt.ACK, "", "4/3 replied,established"},
+			{true, pt.RST, "close", "4/4 replied,established,rst,closed"},
 		},
 		"ACK before the answer": {
 			{false, pt.SYN, "new", "1/0"},
@@ -126,6 +137,32 @@ func TestPortReuse(t *testing.T) {
 				Verdict: pt.Redirect, Frame: delivered(p, pt.MACB, pt.HostMACB), Count: []string{"local-pod"},
 				Events: []string{p.Event("new egress", idA, idB)}, Conns: conn(p, "1/0"),
 			})
+		}
+	})
+}
+
+// TestSYNFromTheOtherEnd: something that only looked like a connection does not
+// decide who began the real one.
+func TestSYNFromTheOtherEnd(t *testing.T) {
+	fix := newFixture(t, nil)
+	each(t, func(t *testing.T, f pt.Family) {
+		stray := syn(f, f.B).With(func(p *pt.Packet) { p.Flags = pt.ACK })
+		for _, answered := range []bool{false, true} {
+			fix.Reset()
+			fix.Run(fix.objects.FromPod, pt.In{Device: pt.PodA, Frame: stray.Bytes()})
+			if answered {
+				fix.Run(fix.objects.FromPod, pt.In{Device: pt.PodB, Frame: fromB(stray, pt.ACK).Bytes()})
+			}
+			fix.Forget()
+			r := fromB(stray, pt.SYN)
+			w := pt.Want{
+				Verdict: pt.Redirect, Frame: delivered(r, pt.MACA, pt.HostMACA), Count: []string{"local-pod"},
+				Events: []string{r.Event("new egress", idB, idA)}, Conns: conn(r, "1/0"),
+			}
+			if answered {
+				w.Events, w.Conns = nil, conn(stray, "1/2 replied")
+			}
+			fix.Step(t, fix.objects.FromPod, pt.In{Device: pt.PodB, Frame: r.Bytes()}, w)
 		}
 	})
 }
@@ -294,6 +331,32 @@ func TestConntrackFull(t *testing.T) {
 		fix.fromA(t, late, w)
 		if out := fix.Run(fix.objects.FromPod, pt.In{Device: pt.PodA, Frame: p.Bytes()}); out.Verdict != pt.Redirect || len(out.Events) != 0 {
 			t.Errorf("a connection that is known: verdict %d, %d events", out.Verdict, len(out.Events))
+		}
+	})
+}
+
+// TestQuota: one address may have so many connections; another's are its own.
+func TestQuota(t *testing.T) {
+	const quota = 3
+	fix := newFixture(t, func(s *setting.Node) { s.MaxPerPod = quota })
+	each(t, func(t *testing.T, f pt.Family) {
+		fix.Reset()
+		p := datagram(f, f.B)
+		for i := range quota {
+			q := p.With(func(p *pt.Packet) { p.Sport += uint16(i) })
+			if out := fix.Run(fix.objects.FromPod, pt.In{Device: pt.PodA, Frame: q.Bytes()}); out.Verdict != pt.Redirect {
+				t.Fatalf("connection %d of %d: verdict %d", i, quota, out.Verdict)
+			}
+		}
+		fix.Forget()
+		conns := fix.Conns()
+		late := p.With(func(p *pt.Packet) { p.Sport += quota })
+		w := dropped("conntrack-quota", late.Event("drop(conntrack-quota) egress", idA, idB))
+		w.Conns = conns
+		fix.fromA(t, late, w)
+		other := fromB(late, 0)
+		if out := fix.Run(fix.objects.FromPod, pt.In{Device: pt.PodB, Frame: other.Bytes()}); out.Verdict != pt.Redirect {
+			t.Errorf("the other pod: verdict %d", out.Verdict)
 		}
 	})
 }

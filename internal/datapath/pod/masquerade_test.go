@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -159,6 +160,33 @@ func TestMasqueradeExhaustion(t *testing.T) {
 		w.Conns = []string{first.Conn() + " 1/0 nat 12345", elsewhere.Conn() + " 1/0 nat 12345", second.Conn() + " 1/0"}
 		w.NAT = []string{natRow(f, first), natRow(f, elsewhere)}
 		fix.fromA(t, elsewhere, w)
+	})
+}
+
+// TestPortIsReclaimed: a connection that is over does not hold its port until
+// the collector comes.
+func TestPortIsReclaimed(t *testing.T) {
+	fix := newFixture(t, withOnePort)
+	each(t, func(t *testing.T, f pt.Family) {
+		old := datagram(f, f.World)
+		for name, over := range map[string]bool{"over": true, "alive": false} {
+			t.Run(name, func(t *testing.T) {
+				fix.Reset()
+				ago := time.Duration(0)
+				if over {
+					ago = time.Hour
+				}
+				fix.Masquerade(old, onePort, ago)
+				p := old.With(func(p *pt.Packet) { p.Sport++ })
+				w := masqueraded(f, p)
+				if !over {
+					w = dropped("masquerade-exhausted", p.Event("new egress", idA, world), p.Event("drop(masquerade-exhausted) egress", idA, world))
+					w.Conns, w.NAT = conn(p, "1/0"), []string{natRow(f, old)}
+				}
+				w.Conns = append([]string{old.Conn() + " 1/0 nat 12345"}, w.Conns...)
+				fix.fromA(t, p, w)
+			})
+		}
 	})
 }
 
