@@ -211,10 +211,15 @@ type AgentStatus struct {
 		Interface string   `json:"interface"`
 		Identity  uint64   `json:"identity"`
 	} `json:"pods"`
-	Events struct {
-		Generated uint64 `json:"generated"`
-		Lost      uint64 `json:"lost"`
-	} `json:"events"`
+	Events Events `json:"events"`
+}
+
+// Events is where flow events went.
+type Events struct {
+	Generated    uint64 `json:"generated"`
+	Lost         uint64 `json:"lost"`
+	Received     uint64 `json:"received"`
+	ReportedLost uint64 `json:"reportedLost"`
 }
 
 // Agent asks the agent of a node.
