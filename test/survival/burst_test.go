@@ -101,7 +101,7 @@ func (o *observation) stop(t *testing.T) {
 // burstLab has a node whose agent has the smallest ring, and a pod.
 func burstLab(t *testing.T) *testlab.Lab {
 	t.Helper()
-	l := slowLab(t)
+	l := testlab.New(t)
 	config := filepath.Join(t.TempDir(), "agent.yaml")
 	if err := os.WriteFile(config, []byte(smallRing), 0o644); err != nil {
 		t.Fatal(err)

@@ -54,7 +54,7 @@ func tombstones(t *testing.T, l *testlab.Lab, node string) []fs.DirEntry {
 // pod's DEL succeeds and leaves a note, apply and delete say which node is not
 // in force; once the agent goes on, it catches up.
 func TestHungAgent(t *testing.T) {
-	l := slowLab(t)
+	l := testlab.New(t)
 	server := `weft, serve, http, --port, "8080"`
 	gone := pod("gone", "node1", "sleep, infinity")
 	l.Up(t, gone+pod("client", "node1", "sleep, infinity")+pod("server", "node2", server))
@@ -113,7 +113,7 @@ func TestHungAgent(t *testing.T) {
 // TestKillDuringApply: the agent dies while pods are being wired. Apply says so;
 // with an agent again, everything is wired once and nothing twice.
 func TestKillDuringApply(t *testing.T) {
-	l := slowLab(t)
+	l := testlab.New(t)
 	l.Up(t, pod("first", "node1", "sleep, infinity"))
 	var all strings.Builder
 	const pods = 24

@@ -135,7 +135,7 @@ func look(t *testing.T, l *testlab.Lab) view {
 func TestKillUnderLoad(t *testing.T) {
 	for _, tunnel := range []string{"none", "vxlan"} {
 		t.Run(tunnel, func(t *testing.T) {
-			l := slowLab(t)
+			l := testlab.New(t)
 			server := `weft, serve, http, --port, "8080"`
 			l.Up(t, pod("client1", "node1", "sleep, infinity")+pod("client2", "node2", "sleep, infinity")+
 				pod("server1", "node1", server)+pod("server2", "node2", server), "--tunnel", tunnel)
@@ -199,7 +199,7 @@ func killUnderLoad(t *testing.T, l *testlab.Lab) {
 // TestDownUnderLoad: what an agent leaves when it dies for good is no more than
 // the lab takes down.
 func TestDownUnderLoad(t *testing.T) {
-	l := slowLab(t)
+	l := testlab.New(t)
 	l.Up(t, pod("client", "node1", "sleep, infinity")+pod("server", "node2", `weft, serve, http, --port, "8080"`))
 	st, err := l.Status(t.Context())
 	if err != nil {

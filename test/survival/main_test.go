@@ -14,7 +14,7 @@ import (
 	"github.com/weft-mesh/weft/test/testlab"
 )
 
-func TestMain(m *testing.M) { os.Exit(testlab.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(testlab.SlowMain(m)) }
 
 // waitTime bounds the wait for what must come soon.
 const waitTime = 30 * time.Second
@@ -37,13 +37,6 @@ func await(t testing.TB, within time.Duration, look func() error) {
 			t.Fatalf("after %v still: %v", within, err)
 		}
 	}
-}
-
-// slowLab is a lab for a test of this package.
-func slowLab(t *testing.T) *testlab.Lab {
-	t.Helper()
-	testlab.Slow(t)
-	return testlab.New(t)
 }
 
 // pod is a manifest of a pod that runs a command.

@@ -37,7 +37,7 @@ const lonelyPods = 50
 
 func newLonely(t *testing.T) *lonely {
 	t.Helper()
-	l := slowLab(t)
+	l := testlab.New(t)
 	lay, err := layout.New(l.Name)
 	if err != nil {
 		t.Fatal(err)

@@ -57,6 +57,17 @@ func Main(m *testing.M) int {
 	return m.Run()
 }
 
+// SlowMain is Main for tests that take minutes: it runs none of them unless
+// WEFT_SLOW is set. They are not skipped, as in CI a skipped test is a failure;
+// .ci/run runs them as suites of their own.
+func SlowMain(m *testing.M) int {
+	if os.Getenv("WEFT_SLOW") == "" {
+		fmt.Println("tests that take minutes: they run with WEFT_SLOW=1")
+		return 0
+	}
+	return Main(m)
+}
+
 // Need skips a test that cannot make labs; in CI (CI is set) that is a failure.
 func Need(t testing.TB) {
 	t.Helper()
@@ -67,14 +78,6 @@ func Need(t testing.TB) {
 		t.Fatal("this test needs root, and in CI it must run")
 	}
 	t.Skip("this test needs root")
-}
-
-// Slow skips a test that takes minutes unless WEFT_SLOW is set.
-func Slow(t testing.TB) {
-	t.Helper()
-	if os.Getenv("WEFT_SLOW") == "" {
-		t.Skip("this test takes minutes: set WEFT_SLOW=1 (.ci/run does)")
-	}
 }
 
 // Lab is a lab that need not be up yet.
