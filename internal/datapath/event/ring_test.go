@@ -84,7 +84,7 @@ func TestRecord(t *testing.T) {
 		t.Errorf("event of %v, made at %v", got.Time, before)
 	}
 	want := event.Record{
-		Type: event.TypeDrop, Direction: event.DirectionIngress, Reason: "tunnel",
+		Type: event.TypeDrop, Direction: event.DirectionIngress, Reason: "tunnel-forged",
 		CPU: got.CPU, Sequence: 0, Time: got.Time, Protocol: 6,
 		Source: netip.MustParseAddrPort("10.244.1.6:1000"), Destination: netip.MustParseAddrPort("10.244.1.5:80"),
 		SourceIdentity: pt.IdentityB, DestinationIdentity: pt.IdentityA, TCPFlags: pt.SYN,

@@ -198,7 +198,7 @@ func TestTunnelOnly(t *testing.T) {
 		p := in(f)
 		fix.Reset()
 		fix.fromUplink(t, p, dropped("spoofed-address", p.Event("drop(spoofed-address) ingress", pt.IdentityRemotePods, idA)))
-		fix.Step(t, fix.objects.FromTunnel, pt.In{Device: pt.Tunnel, Frame: p.Bytes()}, dropped("tunnel", p.Event("drop(tunnel) ingress", pt.IdentityRemotePods, idA)))
+		fix.Step(t, fix.objects.FromTunnel, pt.In{Device: pt.Tunnel, Frame: p.Bytes()}, dropped("tunnel-forged", p.Event("drop(tunnel-forged) ingress", pt.IdentityRemotePods, idA)))
 		p.Src = f.World
 		fix.fromUplink(t, p, pt.Want{
 			Verdict: pt.Redirect, Frame: toPodA(p), Count: []string{"from-wire"}, Events: []string{p.Event("new ingress", world, idA)}, Conns: []string{p.Conn() + " 1/0"},

@@ -24,7 +24,7 @@ func must(t *testing.T, err error) {
 }
 
 func small() Sizes {
-	return Sizes{Endpoints: 16, IPCache: 32, Conntrack: 64, NAT: 64, Fragments: 64, Events: 256 << 10}
+	return Sizes{Endpoints: 16, IPCache: 32, Conntrack: 64, NAT: 64, Policy: 128, Classes: 256, Fragments: 64, Events: 256 << 10}
 }
 
 func open(t *testing.T, dir string, sizes Sizes) *Maps {
@@ -85,7 +85,7 @@ func TestOpenSizes(t *testing.T) {
 	must(t, m.Map("weft_endpoints").Put(address(5), KernelEndpoint{}))
 	fills, err := m.Fills()
 	must(t, err)
-	want := []Fill{{"endpoints", 1, 16}, {"ipcache", 0, 32}, {"conntrack", 0, 64}, {"nat", 0, 64}, {"fragments", 0, 64}}
+	want := []Fill{{"endpoints", 1, 16}, {"ipcache", 0, 32}, {"conntrack", 0, 64}, {"nat", 0, 64}, {"policy", 0, 128}, {"cidr", 0, 256}, {"fragments", 0, 64}}
 	if d := cmp.Diff(want, fills); d != "" {
 		t.Errorf("fills (-want +got):\n%s", d)
 	}

@@ -114,7 +114,7 @@ func TestFromPodRefuses(t *testing.T) {
 
 // unroutable are addresses that mean nothing beyond one host or link.
 func unroutable(f pt.Family) []netip.Addr {
-	ss := []string{"127.0.0.1", "127.255.0.1", "0.0.0.0", "169.254.169.254"}
+	ss := []string{"127.0.0.1", "127.255.0.1", "0.0.0.0"}
 	if f.V6 {
 		ss = []string{"::1", "::", "fe80::1"}
 	}
@@ -149,14 +149,14 @@ func TestTunnelPort(t *testing.T) {
 				native.Reset()
 				p := datagram(f, c.dst).With(func(p *pt.Packet) { p.Dport = 4789 })
 				if c.denied {
-					c.fix.fromA(t, p, dropped("tunnel", p.Event("drop(tunnel) egress", idA, c.id)))
+					c.fix.fromA(t, p, dropped("tunnel-forged", p.Event("drop(tunnel-forged) egress", idA, c.id)))
 				} else if out := c.fix.Run(c.fix.objects.FromPod, pt.In{Device: pt.PodA, Frame: p.Bytes()}); out.Verdict != pt.Redirect {
 					t.Errorf("verdict %d, want %d", out.Verdict, pt.Redirect)
 				}
 				// in fragments, as the receiver puts them together
 				if first, _, _ := fragments(p); c.denied {
 					native.Reset()
-					c.fix.fromA(t, first, dropped("tunnel", p.Event("drop(tunnel) egress", idA, c.id)))
+					c.fix.fromA(t, first, dropped("tunnel-forged", p.Event("drop(tunnel-forged) egress", idA, c.id)))
 				}
 			})
 		}

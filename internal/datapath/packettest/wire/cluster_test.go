@@ -29,6 +29,8 @@ const (
 	uplinkMTU = 1500
 	worldMTU  = 1400 // of the router's way to the world
 	tunnelMTU = uplinkMTU - 50
+
+	tunnelPort = 4789
 )
 
 // host is a network namespace with an address of each family.
@@ -192,9 +194,9 @@ func (c *cluster) load(n *weftNode, room int) {
 	}
 	var tunnel *node.Device
 	if c.tunnel {
-		l, err := n.net.EnsureVXLAN(netdev.VXLAN{Name: "weft_vxlan", Port: 4789, MTU: tunnelMTU, Gateways: n.gateways})
+		l, err := n.net.EnsureVXLAN(netdev.VXLAN{Name: "weft_vxlan", Port: tunnelPort, MTU: tunnelMTU, Gateways: n.gateways})
 		c.must(err, "tunnel device")
-		s.TunnelIfindex, tunnel = l.Ifindex, &node.Device{Name: l.Name, Ifindex: l.Ifindex}
+		s.TunnelIfindex, s.TunnelPort, tunnel = l.Ifindex, tunnelPort, &node.Device{Name: l.Name, Ifindex: l.Ifindex}
 	}
 	nodes, err := node.Load(maps, s)
 	c.must(err, "load")
@@ -285,10 +287,14 @@ func (c *cluster) checkNoDrops(t *testing.T) {
 			t.Fatal(err)
 		}
 		var r event.Record
+		seen := map[string]int{}
 		for err = ring.Read(&r); err == nil; err = ring.Read(&r) {
 			if r.Type == event.TypeDrop {
-				t.Errorf("%s dropped: %+v", n.name, r)
+				seen[fmt.Sprintf("%s: protocol %d, %s > %s", r.Reason, r.Protocol, r.Source, r.Destination)]++
 			}
+		}
+		for what, count := range seen {
+			t.Errorf("%s dropped %d times %s", n.name, count, what)
 		}
 		if err := ring.Close(); err != nil {
 			t.Error(err)

@@ -185,3 +185,16 @@ func (h host) ping(to netip.Addr, args ...string) (string, error) {
 	})
 	return string(out), err
 }
+
+// sendTo sends one datagram and expects no answer.
+func (h host) sendTo(to netip.Addr, port uint16, b []byte) error {
+	return h.Do(func() error {
+		c, err := net.Dial("udp", netip.AddrPortFrom(to, port).String())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write(b)
+		return err
+	})
+}

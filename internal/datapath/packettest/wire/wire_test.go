@@ -36,6 +36,9 @@ func testCluster(t *testing.T, tunnel bool) {
 	t.Run("TTL", func(t *testing.T) { c.testTTL(t) })
 	t.Run("spoofing", func(t *testing.T) { c.testSpoofing(t) })
 	t.Run("frames", func(t *testing.T) { c.testFrames(t) })
+	if tunnel {
+		t.Run("forged tunnel", func(t *testing.T) { c.testForged(t) })
+	}
 }
 
 // way is one kind of connection, and the address that the server sees.
@@ -138,7 +141,7 @@ func (c *cluster) testRestart(t *testing.T) {
 			go func() { talk <- chat(conn, stop) }()
 		}
 	}
-	for i := range 6 {
+	for i := range 4 {
 		for _, n := range []*weftNode{c.node1, c.node2} {
 			if err := n.pods.Close(); err != nil {
 				t.Error(err)
@@ -206,8 +209,13 @@ func (h host) sendFrame(frame []byte) error {
 // have moved, by one each.
 func (c *cluster) expect(t *testing.T, frame []byte, want ...string) {
 	t.Helper()
+	c.expectAfter(t, func() error { return c.a.sendFrame(frame) }, want...)
+}
+
+func (c *cluster) expectAfter(t *testing.T, send func() error, want ...string) {
+	t.Helper()
 	before := c.node1.counts(t)
-	if err := c.a.sendFrame(frame); err != nil {
+	if err := send(); err != nil {
 		t.Fatalf("send: %v", err)
 	}
 	var moved []string
@@ -259,6 +267,28 @@ func (c *cluster) testSpoofing(t *testing.T) {
 	}
 }
 
+// testForged: only the node that holds a pod may send its packets through the
+// tunnel, and pods may not speak to the tunnel at all.
+func (c *cluster) testForged(t *testing.T) {
+	for i, family := range []string{"IPv4", "IPv6"} {
+		inner := c.good(i).With(func(p *pt.Packet) { p.Src, p.Dst = c.c.ips[i], c.a.ips[i] })
+		vxlan := append([]byte{8, 0, 0, 0, 0, 0, 1, 0}, inner.Bytes()...) // network 1
+		t.Run("from outside, "+family, func(t *testing.T) {
+			c.expectAfter(t, func() error { return c.world.sendTo(c.node1.ips[i], tunnelPort, vxlan) }, "tunnel-forged")
+		})
+		t.Run("from a pod, "+family, func(t *testing.T) {
+			for _, to := range []netip.Addr{c.node1.ips[i], c.node2.ips[i]} {
+				c.expectAfter(t, func() error { return c.a.sendTo(to, tunnelPort, vxlan) }, "tunnel-forged")
+			}
+		})
+		t.Run("from the other node, but not its pod, "+family, func(t *testing.T) {
+			other := inner.With(func(p *pt.Packet) { p.Src = c.world.ips[i] })
+			vxlan := append([]byte{8, 0, 0, 0, 0, 0, 1, 0}, other.Bytes()...)
+			c.expectAfter(t, func() error { return c.node2.sendTo(c.node1.ips[i], tunnelPort, vxlan) }, "tunnel-forged")
+		})
+	}
+}
+
 // testFrames sends what BPF_PROG_TEST_RUN does not take: headers cut off.
 func (c *cluster) testFrames(t *testing.T) {
 	for i, header := range []int{20, 40} {
@@ -268,5 +298,10 @@ func (c *cluster) testFrames(t *testing.T) {
 				c.expect(t, frame[:14+n], "malformed")
 			})
 		}
+		t.Run(fmt.Sprintf("IPv%d in a VLAN", 4+2*i), func(t *testing.T) {
+			for _, id := range []byte{0, 7} {
+				c.expect(t, slices.Insert(slices.Clone(frame), 12, 0x81, 0, 0, id), "ethertype")
+			}
+		})
 	}
 }
