@@ -182,11 +182,16 @@ func checkPodSide(t *testing.T, pod *nstest.NS, l *PodLink) {
 	if got := link.Attrs().HardwareAddr.String(); got != l.PodMAC.String() {
 		t.Errorf("pod MAC %s, want %s", got, l.PodMAC)
 	}
-	list, err := p.h.AddrList(link, netlink.FAMILY_ALL)
-	must(t, err)
-	for _, a := range list {
-		if a.Flags&0x40 != 0 {
-			t.Errorf("address %s is tentative", a.IPNet)
+	// The link-local one is the kernel's, which works on it a moment longer.
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		list, err := p.h.AddrList(link, netlink.FAMILY_ALL)
+		must(t, err)
+		i := slices.IndexFunc(list, func(a netlink.Addr) bool { return a.Flags&0x40 != 0 })
+		if i < 0 {
+			return
+		}
+		if !list[i].IP.IsLinkLocalUnicast() || time.Now().After(deadline) {
+			t.Fatalf("address %s is tentative", list[i].IPNet)
 		}
 	}
 }
