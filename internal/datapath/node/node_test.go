@@ -310,6 +310,7 @@ func TestNotAnAnswer(t *testing.T) {
 			{"other protocol", pt.UDP, 0, fix.Datapath, func(p *pt.Packet) { p.Protocol = pt.TCP }},
 			{"other identifier of an echo", f.ICMP, 0, fix.Datapath, func(p *pt.Packet) { p.Rest += 1 << 16 }},
 			{"echo request with the same identifier", f.ICMP, 0, fix.Datapath, func(p *pt.Packet) { p.Type = f.Echo }},
+			{"SYN", pt.TCP, 0, fix.Datapath, func(p *pt.Packet) { p.Flags = pt.SYN }},
 			{"UDP that is over", pt.UDP, time.Hour, fix.Datapath, func(p *pt.Packet) {}},
 			{"TCP that is over", pt.TCP, 7 * time.Hour, fix.Datapath, func(p *pt.Packet) { p.Flags = pt.ACK }},
 			{"no masquerading", pt.UDP, 0, off, func(p *pt.Packet) {}},

@@ -146,9 +146,11 @@ func (p Packet) ipv6(l4 []byte, part Fragment, whole int) []byte {
 		e := p.Extensions[i]
 		h := make([]byte, 8*(1+int(e.Words)))
 		h[0], h[1] = next, e.Words
-		if e.Protocol == 51 { // AH counts in units of 4 bytes, without the first two
+		switch e.Protocol {
+		case 44: // a whole packet in one fragment
+		case 51: // AH counts in units of 4 bytes, without the first two
 			h[1] = byte(len(h)/4 - 2)
-		} else {
+		default:
 			h[2], h[3] = 1, byte(len(h)-4) // PadN
 		}
 		chain, next = append(h, chain...), e.Protocol

@@ -273,7 +273,7 @@ func TestMappedAddressInIPv6(t *testing.T) {
 func TestExtensions(t *testing.T) {
 	fix := newFixture(t, nil)
 	f := pt.Families[1]
-	const hop, routing, ah, options = 0, 43, 51, 60
+	const hop, routing, fragment, ah, options = 0, 43, 44, 51, 60
 	ext := func(ps ...uint8) (out []pt.Extension) {
 		for _, p := range ps {
 			out = append(out, pt.Extension{Protocol: p})
@@ -281,28 +281,30 @@ func TestExtensions(t *testing.T) {
 		return out
 	}
 	for _, c := range []struct {
-		name string
-		exts []pt.Extension
-		ok   bool
+		name   string
+		exts   []pt.Extension
+		reason string // of a drop
 	}{
-		{"hop-by-hop", ext(hop), true},
-		{"hop-by-hop of 24 bytes", []pt.Extension{{Protocol: hop, Words: 2}}, true},
-		{"routing and destination options", ext(routing, options), true},
-		{"authentication", []pt.Extension{{Protocol: ah, Words: 2}}, true},
-		{"five", ext(hop, options, routing, options, options), true},
-		{"seven", ext(hop, options, routing, options, options, options, options), false},
+		{"hop-by-hop", ext(hop), ""},
+		{"hop-by-hop of 24 bytes", []pt.Extension{{Protocol: hop, Words: 2}}, ""},
+		{"routing and destination options", ext(routing, options), ""},
+		{"authentication", []pt.Extension{{Protocol: ah, Words: 2}}, ""},
+		{"five", ext(hop, options, routing, options, options), ""},
+		{"seven", ext(hop, options, routing, options, options, options, options), "ipv6-extension"},
+		{"fragment of the whole", ext(fragment), ""},
+		{"fragment of a fragment", ext(fragment, fragment), "malformed"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fix.Reset()
 			p := syn(f, f.B)
 			p.Extensions = c.exts
-			if !c.ok {
+			if c.reason != "" {
 				got := fix.Run(fix.objects.FromPod, pt.In{Device: pt.PodA, Frame: p.Bytes()})
 				fix.Reset()
 				if len(got.Events) != 1 {
 					t.Fatalf("verdict %d and %d events, want a drop", got.Verdict, len(got.Events))
 				}
-				fix.fromA(t, p, dropped("ipv6-extension", pt.FormatEvent(got.Events[0])))
+				fix.fromA(t, p, dropped(c.reason, pt.FormatEvent(got.Events[0])))
 				return
 			}
 			fix.fromA(t, p, pt.Want{
