@@ -60,6 +60,9 @@ func setup(env *testscript.Env) error {
 	env.Values[ctxKey{}] = ctx
 	env.Defer(func() {
 		cancel()
+		if t, ok := env.T().(interface{ Failed() bool }); ok && t.Failed() {
+			env.T().Log(l.Logs())
+		}
 		if err := l.Remove(); err != nil {
 			env.T().Log(err)
 			env.T().FailNow()

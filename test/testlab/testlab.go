@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -207,7 +208,11 @@ type AgentStatus struct {
 	Ready    bool      `json:"ready"`
 	Drops    []Counter `json:"drops"`
 	Programs []Program `json:"programs"`
-	Pods     []struct {
+	Maps     []struct {
+		Name    string `json:"name"`
+		Entries uint64 `json:"entries"`
+	} `json:"maps"`
+	Pods []struct {
 		Namespace string   `json:"namespace"`
 		Name      string   `json:"name"`
 		IPs       []string `json:"ips"`
@@ -248,11 +253,21 @@ func (l *Lab) Logs() string {
 			if err != nil {
 				continue
 			}
-			lines := strings.Split(strings.TrimSpace(string(text)), "\n")
-			fmt.Fprintf(&b, "--- %s\n%s\n", f, strings.Join(lines[max(0, len(lines)-15):], "\n"))
+			fmt.Fprintf(&b, "--- %s\n%s\n", f, excerpt(strings.Split(strings.TrimSpace(string(text)), "\n")))
 		}
 	}
 	return b.String()
+}
+
+// excerpt is the end of a log, and the beginning of a crash.
+func excerpt(lines []string) string {
+	const some = 15
+	tail := lines[max(0, len(lines)-some):]
+	crash := slices.IndexFunc(lines, func(l string) bool { return strings.HasPrefix(l, "panic: ") || strings.HasPrefix(l, "fatal error: ") })
+	if crash >= 0 && crash < len(lines)-some {
+		tail = append(append(slices.Clone(lines[crash:min(crash+2*some, len(lines)-some)]), "..."), tail...)
+	}
+	return strings.Join(tail, "\n")
 }
 
 // Remove takes the lab down and says what it left.
