@@ -83,6 +83,11 @@ type Providers struct {
 	Status StatusProvider
 	Tables *state.Tables
 	Flows  Flows
+	// Node is the name of the node.
+	Node string
+	// Policy returns what tells about policy, or a gRPC status while there is
+	// nothing yet. Nil for an agent without policy.
+	Policy func() (Policy, error)
 	// WaitApplied is nil for an agent without a manifest folder.
 	WaitApplied WaitApplied
 	// Cni is the service for the CNI plugin; nil for none.

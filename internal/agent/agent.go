@@ -25,7 +25,6 @@ import (
 	"github.com/weft-mesh/weft/internal/datapath/event"
 	"github.com/weft-mesh/weft/internal/datapath/node"
 	"github.com/weft-mesh/weft/internal/datapath/pin"
-	policymap "github.com/weft-mesh/weft/internal/datapath/policy"
 	"github.com/weft-mesh/weft/internal/datapath/reason"
 	"github.com/weft-mesh/weft/internal/datapath/setting"
 	"github.com/weft-mesh/weft/internal/enforce"
@@ -93,7 +92,7 @@ func newLogger(c LogConfig, w io.Writer) *slog.Logger {
 
 func newAgent(cfg *Config, log *slog.Logger) (_ *agent, err error) {
 	a := &agent{cfg: cfg, log: log, started: time.Now(), gate: &gate{}}
-	a.health = newComponents("source", "node", "datapath", "cni", "addresses", "routes")
+	a.health = newComponents("source", "node", "datapath", "policy", "cni", "addresses", "routes")
 	defer func() {
 		if err != nil {
 			a.close()
@@ -182,6 +181,8 @@ func (a *agent) run(ctx context.Context) error {
 		Status:      a.status.get,
 		Tables:      a.tables,
 		Flows:       a.gate,
+		Node:        a.cfg.Node,
+		Policy:      a.gate.Policy,
 		WaitApplied: a.waitApplied,
 		Cni:         a.gate,
 	}, a.log)
@@ -315,14 +316,9 @@ func (a *agent) openDatapath(s *self) error {
 	}
 	a.maps = maps
 	a.kernel = &kernel{maps: maps}
-	a.enforce, err = enforce.New(enforce.Config{
-		Node: a.cfg.Node, Tables: a.tables, Identities: a.identities,
-		Kernel: policymap.New(maps), Endpoints: a.kernel, Log: a.log,
-	})
-	if err != nil {
-		return fmt.Errorf("read the policy that is in force: %w", err)
+	if err := a.openPolicy(); err != nil {
+		return err
 	}
-	a.kernel.enforce = a.enforce
 	a.collector = conntrack.New(maps, a.cfg.Conntrack.lifetimes(), a.log)
 	return a.loadPrograms(s)
 }

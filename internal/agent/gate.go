@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	weftv1 "github.com/weft-mesh/weft/api/weft/v1"
+	"github.com/weft-mesh/weft/internal/enforce"
 	"github.com/weft-mesh/weft/internal/flow"
 	"github.com/weft-mesh/weft/internal/source/cni"
 )
@@ -20,6 +21,8 @@ type gate struct {
 	weftv1.UnimplementedCniServer
 	cni   atomic.Pointer[cni.Server]
 	flows atomic.Pointer[flow.Observer]
+
+	enforce atomic.Pointer[enforce.Enforcer]
 }
 
 var errStarting = status.Error(codes.Unavailable, "the agent is starting; weft status says what it waits for")

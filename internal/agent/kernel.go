@@ -99,15 +99,15 @@ func (k *kernel) Attach(_ context.Context, p *state.Pod) error {
 	if err != nil {
 		return err
 	}
-	if ep.Subject, err = k.enforce.Attach(p); err != nil {
-		return err
-	}
-	k.mu.RLock()
-	defer k.mu.RUnlock()
-	if k.pods == nil {
-		return errNotLoaded
-	}
-	return k.pods.Attach(ep)
+	return k.enforce.Attach(p, func(subject uint32) error {
+		ep.Subject = subject
+		k.mu.RLock()
+		defer k.mu.RUnlock()
+		if k.pods == nil {
+			return errNotLoaded
+		}
+		return k.pods.Attach(ep)
+	})
 }
 
 // Detach takes it out of force.

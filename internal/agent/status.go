@@ -155,10 +155,7 @@ func (a *agent) waitApplied(ctx context.Context, generation uint64) (uint64, []s
 	if err := server.Reidentify(ctx); err != nil {
 		return 0, nil, notInForce(ctx, err)
 	}
-	if err := a.enforce.Apply(); err != nil {
-		return 0, nil, notInForce(ctx, err)
-	}
-	if err := a.forward.waitInForce(ctx); err != nil {
+	if err := a.applyPolicy(ctx); err != nil {
 		return 0, nil, notInForce(ctx, err)
 	}
 	return a.source.Generation(), a.sourceErrors(), nil

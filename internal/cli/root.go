@@ -36,6 +36,7 @@ func New(s IO) *cobra.Command {
 	root.AddCommand(newStatusCommand(s))
 	root.AddCommand(newTableCommand(s))
 	root.AddCommand(newObserveCommand(s))
+	root.AddCommand(newPolicyCommand(s))
 	root.AddCommand(newCheckCommand(s, probe.Run))
 	root.AddCommand(newVersionCommand(s))
 	root.AddCommand(newBenchCommand(s))

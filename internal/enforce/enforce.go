@@ -15,7 +15,12 @@
 //
 // The datapath judges an established connection again when the subject of one of
 // its ends is another. That is also how a pod that takes on another identity
-// is judged again by its peers: all subjects get new numbers.
+// is judged again by its peers: once the kernel knows the identity, all subjects
+// get new numbers.
+//
+// Subjects of an earlier agent stay until Prune, with the classes that there were
+// then: pods that are not attached again yet have them. Those whose rules are
+// still the same keep their numbers.
 package enforce
 
 import (
@@ -23,7 +28,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,7 +46,7 @@ type Kernel interface {
 	Install(subject uint32, entries []policy.Entry) error
 	Remove(subject uint32, entries []policy.Entry) error
 	Prune(keep func(subject uint32) bool) error
-	Subjects() (map[uint32]int, error)
+	Subjects() (map[uint32][]policy.Entry, error)
 	SetClass(p netip.Prefix, class uint64) error
 	DeleteClass(p netip.Prefix) error
 	Classes() (map[netip.Prefix]uint64, error)
@@ -59,6 +66,17 @@ type Config struct {
 	Kernel     Kernel
 	Endpoints  Endpoints
 	Log        *slog.Logger
+
+	// Known are the identities of addresses that the kernel has from an earlier
+	// agent.
+	Known map[netip.Addr]uint64
+	// Settled returns once the kernel knows the identities that the addresses of
+	// the cluster have in the tables.
+	Settled func(context.Context) error
+	// Generation is that of the manifest folder which the tables hold.
+	Generation func() uint64
+	// Report is told after every attempt why the change is not in force, or nil.
+	Report func(error)
 }
 
 // installed is a subject in the kernel.
@@ -81,7 +99,12 @@ type Enforcer struct {
 	nextClass  uint64
 	nextNumber uint32
 	pending    map[string]*state.Pod // attached before their rows are there, by container
+	adopted    map[uint32]*installed // subjects of an earlier agent; nil after Prune
+	links      map[policy.EndpointID]podLink
+	pods       []policy.Pod          // of the cluster, at the last change
 	identities map[netip.Addr]uint64 // of the last change
+	stale      bool                  // connections are to be judged again under other identities
+	generation uint64
 	revision   uint64
 	changed    time.Time
 	err        error
@@ -100,10 +123,12 @@ func New(c Config) (*Enforcer, error) {
 	e := &Enforcer{
 		cfg: c, classes: classes, nextClass: policy.FirstClass, nextNumber: 1,
 		subjects: map[policy.SubjectKey]*installed{}, endpoints: map[policy.EndpointID]uint32{},
-		numbered: map[netip.Prefix]uint64{}, pending: map[string]*state.Pod{}, identities: map[netip.Addr]uint64{},
+		numbered: map[netip.Prefix]uint64{}, pending: map[string]*state.Pod{}, identities: c.Known,
+		adopted: map[uint32]*installed{}, links: map[policy.EndpointID]podLink{},
 	}
-	for n := range subjects {
+	for n, entries := range subjects {
 		e.nextNumber = max(e.nextNumber, n&^subjectIngress+1)
+		e.adopted[n] = &installed{n, entries}
 	}
 	for _, n := range classes {
 		e.nextClass = max(e.nextClass, n+1)
@@ -111,19 +136,44 @@ func New(c Config) (*Enforcer, error) {
 	return e, nil
 }
 
-// Attach returns the subject of a pod that is about to be attached, once it is
-// in force; 0 where no policy selects it. The pod counts as one of this node
-// until Detach.
-func (e *Enforcer) Attach(p *state.Pod) (uint32, error) {
+// Attach calls attach with the subject of a pod once that is in force; 0 where no
+// policy selects it. No change comes in between. The pod counts as one of this
+// node until Detach.
+func (e *Enforcer) Attach(p *state.Pod, attach func(subject uint32) error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	before, was := e.pending[p.ContainerID]
 	e.pending[p.ContainerID] = p
-	err := e.apply()
-	number, ok := e.endpoints[policy.Endpoint(p.Namespace, p.Name, p.IPs)]
-	if err != nil && !ok {
-		return 0, fmt.Errorf("policy of pod %s: %w", state.Key(p.Namespace, p.Name), err)
+	err := e.attach(p, attach)
+	if err != nil && was {
+		e.pending[p.ContainerID] = before
+	} else if err != nil {
+		delete(e.pending, p.ContainerID)
 	}
-	return number, nil
+	return err
+}
+
+func (e *Enforcer) attach(p *state.Pod, attach func(subject uint32) error) error {
+	id := policy.Endpoint(p.Namespace, p.Name, p.IPs)
+	other := slices.ContainsFunc(p.IPs, func(a netip.Addr) bool {
+		before, known := e.identities[a]
+		return known && before != p.Identity
+	})
+	err := e.apply()
+	number, ok := e.endpoints[id]
+	if err != nil && !ok {
+		return fmt.Errorf("policy of pod %s: %w", state.Key(p.Namespace, p.Name), err)
+	}
+	if err := attach(number); err != nil {
+		return err
+	}
+	if other {
+		// The kernel knows it from now on. Should this fail, Run does it again.
+		if err := e.renumber(); err != nil {
+			e.cfg.Log.Error("connections are not judged again yet", "err", err)
+		}
+	}
+	return nil
 }
 
 // Detach forgets a pod.
@@ -150,7 +200,14 @@ func (e *Enforcer) Prune() error {
 	for _, s := range e.subjects {
 		numbers[s.number] = true
 	}
-	return e.cfg.Kernel.Prune(func(n uint32) bool { return numbers[n] })
+	if err := e.cfg.Kernel.Prune(func(n uint32) bool { return numbers[n] }); err != nil {
+		return err
+	}
+	e.adopted = nil
+	if e.result == nil {
+		return nil
+	}
+	return e.dropClasses(wantedClasses(e.result))
 }
 
 // retry is how long a change that failed waits for its next attempt.
@@ -162,6 +219,13 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		turn, stop := context.WithCancel(ctx)
 		changed := e.watch(turn)
 		err := e.Apply()
+		if err == nil {
+			err = e.Settle(ctx)
+		}
+		if ctx.Err() != nil {
+			stop()
+			return nil
+		}
 		if err != nil {
 			e.cfg.Log.Error("policy is not in force as written; what was before stays", "err", err)
 		}
@@ -178,6 +242,34 @@ func (e *Enforcer) Run(ctx context.Context) error {
 		}
 		stop()
 	}
+}
+
+// Settle has all connections judged again if pods have other identities than
+// before, once the kernel knows these.
+func (e *Enforcer) Settle(ctx context.Context) error {
+	e.mu.Lock()
+	stale := e.stale
+	e.mu.Unlock()
+	if !stale {
+		return nil
+	}
+	if err := e.cfg.Settled(ctx); err != nil {
+		return fmt.Errorf("wait for the identities of pods: %w", err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.renumber(); err != nil {
+		return e.failed(fmt.Errorf("judge connections again: %w", err))
+	}
+	e.stale = false
+	return nil
+}
+
+// failed notes how the last attempt ended.
+func (e *Enforcer) failed(err error) error {
+	e.err = err
+	e.cfg.Report(err)
+	return err
 }
 
 // watch returns a channel that is closed after the next change of a row that
@@ -206,65 +298,99 @@ func (e *Enforcer) watch(ctx context.Context) <-chan struct{} {
 
 // apply makes one change. Callers hold mu.
 func (e *Enforcer) apply() error {
-	in, ifindexes, err := e.input()
+	generation := e.cfg.Generation()
+	in, links, err := e.input()
 	if err != nil {
-		e.err = err
-		return err
-	}
-	if e.othersIdentity(in.Pods) {
-		e.renumber()
+		return e.failed(err)
 	}
 	result := e.compiler.Compile(in)
-	e.err = e.install(result, ifindexes)
-	if e.err == nil {
-		e.result = result
-		e.revision++
-		e.changed = time.Now()
+	if err := e.install(result, links); err != nil {
+		return e.failed(err)
 	}
-	return e.err
+	e.noteIdentities(in.Pods)
+	e.pods = in.Pods
+	e.result, e.generation, e.changed = result, generation, time.Now()
+	e.revision++
+	return e.failed(nil)
 }
 
-// othersIdentity says whether an address has another identity than at the last
-// change, and remembers those of now.
-func (e *Enforcer) othersIdentity(pods []policy.Pod) bool {
+// noteIdentities remembers the identities of addresses, and whether one has
+// another than at the last change.
+func (e *Enforcer) noteIdentities(pods []policy.Pod) {
 	now := make(map[netip.Addr]uint64, len(pods))
-	other := false
 	for _, p := range pods {
 		for _, a := range p.IPs {
 			now[a] = p.Identity
 			before, known := e.identities[a]
-			other = other || known && before != p.Identity
+			e.stale = e.stale || known && before != p.Identity
+		}
+	}
+	if e.adopted != nil { // pods of this node are still to come
+		for a, id := range e.identities {
+			if _, ok := now[a]; !ok {
+				now[a] = id
+			}
 		}
 	}
 	e.identities = now
-	return other
 }
 
-// renumber makes every subject a new one, so that the datapath judges all
-// connections again. The old ones are removed when their endpoints have left.
-func (e *Enforcer) renumber() {
-	renamed := make(map[policy.SubjectKey]*installed, len(e.subjects))
-	for k, s := range e.subjects {
-		k[0] ^= 0xff // no subject has this key; install finds none of the result's
-		renamed[k] = s
+// renumber gives every subject another number, one after the other, so that the
+// datapath judges all connections again.
+func (e *Enforcer) renumber() error {
+	users := map[uint32][]policy.EndpointID{}
+	for id, n := range e.endpoints {
+		users[n] = append(users[n], id)
 	}
-	e.subjects = renamed
+	for _, s := range e.subjects {
+		next := &installed{e.next(s.number&subjectIngress != 0), s.entries}
+		if err := e.cfg.Kernel.Install(next.number, next.entries); err != nil {
+			return err
+		}
+		old := *s
+		*s = *next
+		for _, id := range users[old.number] {
+			if err := e.setSubject(id, s.number); err != nil {
+				return err
+			}
+		}
+		if err := e.cfg.Kernel.Remove(old.number, old.entries); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// install puts a result in force, or leaves everything as it was.
-func (e *Enforcer) install(r *policy.Result, ifindexes map[policy.EndpointID]podLink) error {
-	wanted := map[netip.Prefix]uint64{}
+// setSubject switches a pod.
+func (e *Enforcer) setSubject(id policy.EndpointID, number uint32) error {
+	link := e.links[id]
+	if err := e.cfg.Endpoints.SetSubject(link.ips, link.ifindex, number); err != nil {
+		return err
+	}
+	e.endpoints[id] = number
+	return nil
+}
+
+// wantedClasses are the classes of a result.
+func wantedClasses(r *policy.Result) map[netip.Prefix]uint64 {
+	wanted := make(map[netip.Prefix]uint64, len(r.Prefixes))
 	for _, c := range r.Prefixes {
 		wanted[c.Prefix] = c.Number
 	}
+	return wanted
+}
+
+// install puts a result in force, or leaves everything as it was.
+func (e *Enforcer) install(r *policy.Result, links map[policy.EndpointID]podLink) error {
+	wanted := wantedClasses(r)
 	added, err := e.installSubjects(r, wanted)
 	if err == nil {
-		err = e.addClasses(wanted)
+		err = e.addClasses(r, wanted)
 	}
 	if err != nil {
 		return errors.Join(err, e.removeSubjects(added))
 	}
-	if err := e.switchEndpoints(r, ifindexes); err != nil {
+	if err := e.switchEndpoints(r, links); err != nil {
 		return err
 	}
 	if err := e.dropClasses(wanted); err != nil {
@@ -281,7 +407,11 @@ func (e *Enforcer) installSubjects(r *policy.Result, wanted map[netip.Prefix]uin
 		if _, ok := e.subjects[key]; ok {
 			continue
 		}
-		i := &installed{number: e.number(s), entries: inherit(s.Entries, leaving)}
+		if i := e.adopt(s, leaving); i != nil {
+			e.subjects[key] = i
+			continue
+		}
+		i := &installed{e.next(s.Ingress), inherit(s.Entries, leaving)}
 		if err := e.cfg.Kernel.Install(i.number, i.entries); err != nil {
 			return added, err
 		}
@@ -295,14 +425,35 @@ func (e *Enforcer) installSubjects(r *policy.Result, wanted map[netip.Prefix]uin
 // (SUBJECT_INGRESS of bpf/lib/policy.h).
 const subjectIngress uint32 = 1 << 31
 
-// number returns one that no subject has had.
-func (e *Enforcer) number(s *policy.Subject) uint32 {
+// next returns a number that no subject has had.
+func (e *Enforcer) next(ingress bool) uint32 {
 	n := e.nextNumber
 	e.nextNumber++
-	if s.Ingress {
+	if ingress {
 		n |= subjectIngress
 	}
 	return n
+}
+
+// adopt returns a subject of an earlier agent with these very rules.
+func (e *Enforcer) adopt(s *policy.Subject, leaving map[uint64]uint64) *installed {
+	if len(e.adopted) == 0 || len(leaving) > 0 {
+		return nil
+	}
+	want := make(map[policy.Entry]bool, len(s.Entries))
+	for _, x := range s.Entries {
+		want[x] = true
+	}
+	for n, i := range e.adopted {
+		if n&subjectIngress != 0 != s.Ingress || len(i.entries) != len(want) {
+			continue
+		}
+		if !slices.ContainsFunc(i.entries, func(x policy.Entry) bool { return !want[x] }) {
+			delete(e.adopted, n)
+			return i
+		}
+	}
+	return nil
 }
 
 func (e *Enforcer) removeSubjects(keys []policy.SubjectKey) error {
@@ -314,14 +465,27 @@ func (e *Enforcer) removeSubjects(keys []policy.SubjectKey) error {
 	return errors.Join(errs...)
 }
 
+// outdated returns the subjects that were compiled before the result. Those of
+// the result know its classes: where they say nothing of one, the entries for
+// any peer are what it shall meet.
+func (e *Enforcer) outdated(r *policy.Result) []*installed {
+	out := slices.Collect(maps.Values(e.adopted))
+	for key, s := range e.subjects {
+		if _, ok := r.Subjects[key]; !ok {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
 // addClasses makes classes that are new known; before that, subjects that do
 // not speak of them get what their addresses had until now.
-func (e *Enforcer) addClasses(wanted map[netip.Prefix]uint64) error {
+func (e *Enforcer) addClasses(r *policy.Result, wanted map[netip.Prefix]uint64) error {
 	coming := leavingClasses(wanted, e.classes)
 	if len(coming) == 0 {
 		return nil
 	}
-	for _, s := range e.subjects {
+	for _, s := range e.outdated(r) {
 		more := inherited(s.entries, coming)
 		if err := e.cfg.Kernel.Install(s.number, more); err != nil {
 			return err
@@ -341,7 +505,12 @@ func (e *Enforcer) addClasses(wanted map[netip.Prefix]uint64) error {
 	return nil
 }
 
+// dropClasses forgets classes that nobody names any more, unless pods may have
+// the rules of an earlier agent, which did.
 func (e *Enforcer) dropClasses(wanted map[netip.Prefix]uint64) error {
+	if e.adopted != nil {
+		return nil
+	}
 	for p := range e.classes {
 		if _, ok := wanted[p]; ok {
 			continue
@@ -356,15 +525,15 @@ func (e *Enforcer) dropClasses(wanted map[netip.Prefix]uint64) error {
 
 // switchEndpoints gives every pod of this node the subject that it now has.
 func (e *Enforcer) switchEndpoints(r *policy.Result, links map[policy.EndpointID]podLink) error {
-	for id, link := range links {
+	e.links = links
+	for id := range links {
 		number := uint32(0)
 		if key, ok := r.Endpoints[id]; ok {
 			number = e.subjects[key].number
 		}
-		if err := e.cfg.Endpoints.SetSubject(link.ips, link.ifindex, number); err != nil {
+		if err := e.setSubject(id, number); err != nil {
 			return err
 		}
-		e.endpoints[id] = number
 	}
 	for id := range e.endpoints {
 		if _, ok := links[id]; !ok {
@@ -378,6 +547,11 @@ func (e *Enforcer) switchEndpoints(r *policy.Result, links map[policy.EndpointID
 func (e *Enforcer) removeUnused(r *policy.Result) error {
 	for key, s := range e.subjects {
 		if _, ok := r.Subjects[key]; ok {
+			continue
+		}
+		if e.adopted != nil { // it may be one that a pod still has
+			e.adopted[s.number] = s
+			delete(e.subjects, key)
 			continue
 		}
 		if err := e.cfg.Kernel.Remove(s.number, s.entries); err != nil {

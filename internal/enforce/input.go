@@ -49,7 +49,12 @@ func (e *Enforcer) input() (policy.Input, map[policy.EndpointID]podLink, error) 
 		})
 	}
 	for p := range t.Pods.All(txn) {
-		delete(e.pending, p.ContainerID)
+		if next := e.pending[p.ContainerID]; next != nil && next.Identity == p.Identity {
+			delete(e.pending, p.ContainerID)
+		}
+		if next := e.pending[p.ContainerID]; next != nil {
+			p = next // it is about to take on another identity
+		}
 		local(p)
 	}
 	for _, p := range e.pending {

@@ -13,6 +13,7 @@ import (
 // Status is what is in force.
 type Status struct {
 	Revision   uint64 // of changes put in force by this agent
+	Generation uint64 // of the manifest folder, that the change is of
 	Changed    time.Time
 	Policies   int
 	Subjects   int // distinct compiled policies of this node's pods
@@ -32,7 +33,7 @@ func (e *Enforcer) Status() Status {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := Status{
-		Revision: e.revision, Changed: e.changed, Subjects: len(e.subjects), Classes: len(e.classes),
+		Revision: e.revision, Generation: e.generation, Changed: e.changed, Subjects: len(e.subjects), Classes: len(e.classes),
 		MaxEntries: e.cfg.Kernel.MaxEntries(), Err: e.err,
 		Policies: e.cfg.Tables.Policies.NumObjects(e.cfg.Tables.DB.ReadTxn()),
 	}
@@ -58,6 +59,17 @@ func (e *Enforcer) Result() (*policy.Result, error) {
 		return nil, ErrNotYet
 	}
 	return e.result, nil
+}
+
+// State returns the compiled state that is in force, and the pods of the cluster
+// that it is for.
+func (e *Enforcer) State() (*policy.Result, []policy.Pod, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.result == nil {
+		return nil, nil, ErrNotYet
+	}
+	return e.result, e.pods, nil
 }
 
 // RuleName names the rule of a drop event.

@@ -1550,6 +1550,1047 @@ func (x *Lost) GetTo() *timestamppb.Timestamp {
 	return nil
 }
 
+type ListPoliciesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesRequest) Reset() {
+	*x = ListPoliciesRequest{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesRequest) ProtoMessage() {}
+
+func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
+func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{18}
+}
+
+type ListPoliciesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Policies      []*PolicySummary       `protobuf:"bytes,1,rep,name=policies,proto3" json:"policies,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListPoliciesResponse) Reset() {
+	*x = ListPoliciesResponse{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListPoliciesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListPoliciesResponse) ProtoMessage() {}
+
+func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
+func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *ListPoliciesResponse) GetPolicies() []*PolicySummary {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+type PolicySummary struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`           // NetworkPolicy or ClusterNetworkPolicy
+	Namespace     string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"` // empty for a ClusterNetworkPolicy
+	Name          string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Tier          string                 `protobuf:"bytes,4,opt,name=tier,proto3" json:"tier,omitempty"`          // admin, network-policy, baseline
+	Priority      int32                  `protobuf:"varint,5,opt,name=priority,proto3" json:"priority,omitempty"` // of a ClusterNetworkPolicy; the least goes first
+	Pods          []string               `protobuf:"bytes,6,rep,name=pods,proto3" json:"pods,omitempty"`          // NS/POD of this node that it selects
+	Problems      []string               `protobuf:"bytes,7,rep,name=problems,proto3" json:"problems,omitempty"`  // what is not enforced as written
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicySummary) Reset() {
+	*x = PolicySummary{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicySummary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicySummary) ProtoMessage() {}
+
+func (x *PolicySummary) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicySummary.ProtoReflect.Descriptor instead.
+func (*PolicySummary) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *PolicySummary) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PolicySummary) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PolicySummary) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PolicySummary) GetTier() string {
+	if x != nil {
+		return x.Tier
+	}
+	return ""
+}
+
+func (x *PolicySummary) GetPriority() int32 {
+	if x != nil {
+		return x.Priority
+	}
+	return 0
+}
+
+func (x *PolicySummary) GetPods() []string {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *PolicySummary) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+type PolicyStatusRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyStatusRequest) Reset() {
+	*x = PolicyStatusRequest{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyStatusRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyStatusRequest) ProtoMessage() {}
+
+func (x *PolicyStatusRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyStatusRequest.ProtoReflect.Descriptor instead.
+func (*PolicyStatusRequest) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{21}
+}
+
+type PolicyStatusResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the changes that this agent has put in force, the last.
+	Revision   uint64                 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
+	Generation uint64                 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"` // of the manifest folder that the change is of
+	Changed    *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=changed,proto3" json:"changed,omitempty"`        // absent before the first
+	Policies   uint32                 `protobuf:"varint,4,opt,name=policies,proto3" json:"policies,omitempty"`
+	Subjects   uint32                 `protobuf:"varint,5,opt,name=subjects,proto3" json:"subjects,omitempty"` // distinct compiled policies of this node's pods
+	Pods       uint32                 `protobuf:"varint,6,opt,name=pods,proto3" json:"pods,omitempty"`         // of this node, that a policy selects
+	Entries    uint64                 `protobuf:"varint,7,opt,name=entries,proto3" json:"entries,omitempty"`   // in the kernel's map
+	MaxEntries uint64                 `protobuf:"varint,8,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
+	Prefixes   uint64                 `protobuf:"varint,9,opt,name=prefixes,proto3" json:"prefixes,omitempty"` // that policies name
+	Problems   []string               `protobuf:"bytes,10,rep,name=problems,proto3" json:"problems,omitempty"` // what is not enforced as written
+	// Why the last change is not in force; empty where it is. What was before
+	// stays in force.
+	Error         string `protobuf:"bytes,11,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyStatusResponse) Reset() {
+	*x = PolicyStatusResponse{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyStatusResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyStatusResponse) ProtoMessage() {}
+
+func (x *PolicyStatusResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyStatusResponse.ProtoReflect.Descriptor instead.
+func (*PolicyStatusResponse) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *PolicyStatusResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *PolicyStatusResponse) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *PolicyStatusResponse) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *PolicyStatusResponse) GetPolicies() uint32 {
+	if x != nil {
+		return x.Policies
+	}
+	return 0
+}
+
+func (x *PolicyStatusResponse) GetSubjects() uint32 {
+	if x != nil {
+		return x.Subjects
+	}
+	return 0
+}
+
+func (x *PolicyStatusResponse) GetPods() uint32 {
+	if x != nil {
+		return x.Pods
+	}
+	return 0
+}
+
+func (x *PolicyStatusResponse) GetEntries() uint64 {
+	if x != nil {
+		return x.Entries
+	}
+	return 0
+}
+
+func (x *PolicyStatusResponse) GetMaxEntries() uint64 {
+	if x != nil {
+		return x.MaxEntries
+	}
+	return 0
+}
+
+func (x *PolicyStatusResponse) GetPrefixes() uint64 {
+	if x != nil {
+		return x.Prefixes
+	}
+	return 0
+}
+
+func (x *PolicyStatusResponse) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *PolicyStatusResponse) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+type ShowPolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pod           string                 `protobuf:"bytes,1,opt,name=pod,proto3" json:"pod,omitempty"` // NS/POD
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowPolicyRequest) Reset() {
+	*x = ShowPolicyRequest{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowPolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowPolicyRequest) ProtoMessage() {}
+
+func (x *ShowPolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowPolicyRequest.ProtoReflect.Descriptor instead.
+func (*ShowPolicyRequest) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *ShowPolicyRequest) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+type ShowPolicyResponse struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Ips       []string               `protobuf:"bytes,3,rep,name=ips,proto3" json:"ips,omitempty"`
+	Identity  uint64                 `protobuf:"varint,4,opt,name=identity,proto3" json:"identity,omitempty"`
+	Policies  []string               `protobuf:"bytes,5,rep,name=policies,proto3" json:"policies,omitempty"` // that select the pod, in the order of evaluation
+	// Whether any policy judges the direction; all is allowed where none does.
+	Egress  bool `protobuf:"varint,6,opt,name=egress,proto3" json:"egress,omitempty"`
+	Ingress bool `protobuf:"varint,7,opt,name=ingress,proto3" json:"ingress,omitempty"`
+	// The first that matches decides; after one that says "pass" it is the first
+	// of another tier than admin.
+	Entries       []*PolicyEntry `protobuf:"bytes,8,rep,name=entries,proto3" json:"entries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowPolicyResponse) Reset() {
+	*x = ShowPolicyResponse{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowPolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowPolicyResponse) ProtoMessage() {}
+
+func (x *ShowPolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowPolicyResponse.ProtoReflect.Descriptor instead.
+func (*ShowPolicyResponse) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *ShowPolicyResponse) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ShowPolicyResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ShowPolicyResponse) GetIps() []string {
+	if x != nil {
+		return x.Ips
+	}
+	return nil
+}
+
+func (x *ShowPolicyResponse) GetIdentity() uint64 {
+	if x != nil {
+		return x.Identity
+	}
+	return 0
+}
+
+func (x *ShowPolicyResponse) GetPolicies() []string {
+	if x != nil {
+		return x.Policies
+	}
+	return nil
+}
+
+func (x *ShowPolicyResponse) GetEgress() bool {
+	if x != nil {
+		return x.Egress
+	}
+	return false
+}
+
+func (x *ShowPolicyResponse) GetIngress() bool {
+	if x != nil {
+		return x.Ingress
+	}
+	return false
+}
+
+func (x *ShowPolicyResponse) GetEntries() []*PolicyEntry {
+	if x != nil {
+		return x.Entries
+	}
+	return nil
+}
+
+type PolicyEntry struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Direction     string                 `protobuf:"bytes,1,opt,name=direction,proto3" json:"direction,omitempty"` // "egress" or "ingress"
+	Peer          *PolicyPeer            `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`
+	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // TCP, UDP, SCTP, or "any"
+	Ports         []string               `protobuf:"bytes,4,rep,name=ports,proto3" json:"ports,omitempty"`       // "80" or "80-90"; empty is any
+	Except        []string               `protobuf:"bytes,5,rep,name=except,proto3" json:"except,omitempty"`     // "80/TCP": not these
+	Verdict       string                 `protobuf:"bytes,6,opt,name=verdict,proto3" json:"verdict,omitempty"`   // "allow", "deny" or "pass"
+	Tier          string                 `protobuf:"bytes,7,opt,name=tier,proto3" json:"tier,omitempty"`         // "admin", "network-policy", "baseline" or "default"
+	Rule          string                 `protobuf:"bytes,8,opt,name=rule,proto3" json:"rule,omitempty"`         // such as "NetworkPolicy shop/db ingress[0]", or "no rule allows"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyEntry) Reset() {
+	*x = PolicyEntry{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyEntry) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyEntry) ProtoMessage() {}
+
+func (x *PolicyEntry) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyEntry.ProtoReflect.Descriptor instead.
+func (*PolicyEntry) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *PolicyEntry) GetDirection() string {
+	if x != nil {
+		return x.Direction
+	}
+	return ""
+}
+
+func (x *PolicyEntry) GetPeer() *PolicyPeer {
+	if x != nil {
+		return x.Peer
+	}
+	return nil
+}
+
+func (x *PolicyEntry) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *PolicyEntry) GetPorts() []string {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *PolicyEntry) GetExcept() []string {
+	if x != nil {
+		return x.Except
+	}
+	return nil
+}
+
+func (x *PolicyEntry) GetVerdict() string {
+	if x != nil {
+		return x.Verdict
+	}
+	return ""
+}
+
+func (x *PolicyEntry) GetTier() string {
+	if x != nil {
+		return x.Tier
+	}
+	return ""
+}
+
+func (x *PolicyEntry) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+type PolicyPeer struct {
+	state          protoimpl.MessageState `protogen:"open.v1"`
+	Kind           string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`          // "any", "pods", "cidr", "node", or the name of a reserved identity
+	Identity       uint64                 `protobuf:"varint,2,opt,name=identity,proto3" json:"identity,omitempty"` // of pods
+	Namespace      string                 `protobuf:"bytes,3,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	ServiceAccount string                 `protobuf:"bytes,4,opt,name=service_account,json=serviceAccount,proto3" json:"service_account,omitempty"`
+	Labels         map[string]string      `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Pods           []string               `protobuf:"bytes,6,rep,name=pods,proto3" json:"pods,omitempty"` // NS/POD that have the identity now
+	Cidr           string                 `protobuf:"bytes,7,opt,name=cidr,proto3" json:"cidr,omitempty"`
+	Without        []string               `protobuf:"bytes,8,rep,name=without,proto3" json:"without,omitempty"` // parts of cidr that have entries of their own, or none
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *PolicyPeer) Reset() {
+	*x = PolicyPeer{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyPeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyPeer) ProtoMessage() {}
+
+func (x *PolicyPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyPeer.ProtoReflect.Descriptor instead.
+func (*PolicyPeer) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *PolicyPeer) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *PolicyPeer) GetIdentity() uint64 {
+	if x != nil {
+		return x.Identity
+	}
+	return 0
+}
+
+func (x *PolicyPeer) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *PolicyPeer) GetServiceAccount() string {
+	if x != nil {
+		return x.ServiceAccount
+	}
+	return ""
+}
+
+func (x *PolicyPeer) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *PolicyPeer) GetPods() []string {
+	if x != nil {
+		return x.Pods
+	}
+	return nil
+}
+
+func (x *PolicyPeer) GetCidr() string {
+	if x != nil {
+		return x.Cidr
+	}
+	return ""
+}
+
+func (x *PolicyPeer) GetWithout() []string {
+	if x != nil {
+		return x.Without
+	}
+	return nil
+}
+
+type TracePolicyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	From          string                 `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"` // NS/POD or an address
+	To            string                 `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	Protocol      string                 `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"` // TCP, UDP, SCTP, ICMP, ICMPv6, or a number
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`        // of the destination; 0 for protocols without
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracePolicyRequest) Reset() {
+	*x = TracePolicyRequest{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracePolicyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracePolicyRequest) ProtoMessage() {}
+
+func (x *TracePolicyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracePolicyRequest.ProtoReflect.Descriptor instead.
+func (*TracePolicyRequest) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *TracePolicyRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *TracePolicyRequest) GetTo() string {
+	if x != nil {
+		return x.To
+	}
+	return ""
+}
+
+func (x *TracePolicyRequest) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *TracePolicyRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+type TracePolicyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Node  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // that answers
+	// One for each family that both ends have.
+	Paths         []*PolicyPath `protobuf:"bytes,2,rep,name=paths,proto3" json:"paths,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracePolicyResponse) Reset() {
+	*x = TracePolicyResponse{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracePolicyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracePolicyResponse) ProtoMessage() {}
+
+func (x *TracePolicyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracePolicyResponse.ProtoReflect.Descriptor instead.
+func (*TracePolicyResponse) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *TracePolicyResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TracePolicyResponse) GetPaths() []*PolicyPath {
+	if x != nil {
+		return x.Paths
+	}
+	return nil
+}
+
+type PolicyPath struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	From    *TraceEnd              `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	To      *TraceEnd              `protobuf:"bytes,2,opt,name=to,proto3" json:"to,omitempty"`
+	Egress  *TraceSide             `protobuf:"bytes,3,opt,name=egress,proto3" json:"egress,omitempty"`   // of the pod that connects
+	Ingress *TraceSide             `protobuf:"bytes,4,opt,name=ingress,proto3" json:"ingress,omitempty"` // of the other
+	// "allowed", "denied", or "unknown" where the side that another node judges
+	// may still deny it.
+	Verdict       string `protobuf:"bytes,5,opt,name=verdict,proto3" json:"verdict,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PolicyPath) Reset() {
+	*x = PolicyPath{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PolicyPath) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PolicyPath) ProtoMessage() {}
+
+func (x *PolicyPath) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PolicyPath.ProtoReflect.Descriptor instead.
+func (*PolicyPath) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *PolicyPath) GetFrom() *TraceEnd {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *PolicyPath) GetTo() *TraceEnd {
+	if x != nil {
+		return x.To
+	}
+	return nil
+}
+
+func (x *PolicyPath) GetEgress() *TraceSide {
+	if x != nil {
+		return x.Egress
+	}
+	return nil
+}
+
+func (x *PolicyPath) GetIngress() *TraceSide {
+	if x != nil {
+		return x.Ingress
+	}
+	return nil
+}
+
+func (x *PolicyPath) GetVerdict() string {
+	if x != nil {
+		return x.Verdict
+	}
+	return ""
+}
+
+type TraceEnd struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Ip            string                 `protobuf:"bytes,1,opt,name=ip,proto3" json:"ip,omitempty"`
+	Pod           string                 `protobuf:"bytes,2,opt,name=pod,proto3" json:"pod,omitempty"`   // NS/POD, where it is one
+	Node          string                 `protobuf:"bytes,3,opt,name=node,proto3" json:"node,omitempty"` // that the pod is on, or the node itself
+	Identity      uint64                 `protobuf:"varint,4,opt,name=identity,proto3" json:"identity,omitempty"`
+	Kind          string                 `protobuf:"bytes,5,opt,name=kind,proto3" json:"kind,omitempty"` // "pod", "node", "remote-node", "world", "unknown"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceEnd) Reset() {
+	*x = TraceEnd{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceEnd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceEnd) ProtoMessage() {}
+
+func (x *TraceEnd) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceEnd.ProtoReflect.Descriptor instead.
+func (*TraceEnd) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *TraceEnd) GetIp() string {
+	if x != nil {
+		return x.Ip
+	}
+	return ""
+}
+
+func (x *TraceEnd) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *TraceEnd) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TraceEnd) GetIdentity() uint64 {
+	if x != nil {
+		return x.Identity
+	}
+	return 0
+}
+
+func (x *TraceEnd) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+type TraceSide struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`       // that judges this side; empty where nobody does
+	Here          bool                   `protobuf:"varint,2,opt,name=here,proto3" json:"here,omitempty"`      // whether that is the node that answers: else what follows is empty
+	Verdict       string                 `protobuf:"bytes,3,opt,name=verdict,proto3" json:"verdict,omitempty"` // "allow" or "deny"
+	Tier          string                 `protobuf:"bytes,4,opt,name=tier,proto3" json:"tier,omitempty"`       // "admin", "network-policy", "baseline" or "default"
+	Rule          string                 `protobuf:"bytes,5,opt,name=rule,proto3" json:"rule,omitempty"`       // that decided
+	Reason        string                 `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`   // of the drop, as weft observe has it
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceSide) Reset() {
+	*x = TraceSide{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceSide) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceSide) ProtoMessage() {}
+
+func (x *TraceSide) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceSide.ProtoReflect.Descriptor instead.
+func (*TraceSide) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *TraceSide) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TraceSide) GetHere() bool {
+	if x != nil {
+		return x.Here
+	}
+	return false
+}
+
+func (x *TraceSide) GetVerdict() string {
+	if x != nil {
+		return x.Verdict
+	}
+	return ""
+}
+
+func (x *TraceSide) GetTier() string {
+	if x != nil {
+		return x.Tier
+	}
+	return ""
+}
+
+func (x *TraceSide) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *TraceSide) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 type CniAddRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
@@ -1565,7 +2606,7 @@ type CniAddRequest struct {
 
 func (x *CniAddRequest) Reset() {
 	*x = CniAddRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1577,7 +2618,7 @@ func (x *CniAddRequest) String() string {
 func (*CniAddRequest) ProtoMessage() {}
 
 func (x *CniAddRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1590,7 +2631,7 @@ func (x *CniAddRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniAddRequest.ProtoReflect.Descriptor instead.
 func (*CniAddRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{18}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *CniAddRequest) GetContainerId() string {
@@ -1656,7 +2697,7 @@ type CniAddResponse struct {
 
 func (x *CniAddResponse) Reset() {
 	*x = CniAddResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1668,7 +2709,7 @@ func (x *CniAddResponse) String() string {
 func (*CniAddResponse) ProtoMessage() {}
 
 func (x *CniAddResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1681,7 +2722,7 @@ func (x *CniAddResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniAddResponse.ProtoReflect.Descriptor instead.
 func (*CniAddResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{19}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CniAddResponse) GetIps() []*CniIp {
@@ -1736,7 +2777,7 @@ type CniIp struct {
 
 func (x *CniIp) Reset() {
 	*x = CniIp{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1748,7 +2789,7 @@ func (x *CniIp) String() string {
 func (*CniIp) ProtoMessage() {}
 
 func (x *CniIp) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1761,7 +2802,7 @@ func (x *CniIp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniIp.ProtoReflect.Descriptor instead.
 func (*CniIp) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{20}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CniIp) GetAddress() string {
@@ -1788,7 +2829,7 @@ type CniRoute struct {
 
 func (x *CniRoute) Reset() {
 	*x = CniRoute{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1800,7 +2841,7 @@ func (x *CniRoute) String() string {
 func (*CniRoute) ProtoMessage() {}
 
 func (x *CniRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1813,7 +2854,7 @@ func (x *CniRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniRoute.ProtoReflect.Descriptor instead.
 func (*CniRoute) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{21}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CniRoute) GetDestination() string {
@@ -1842,7 +2883,7 @@ type CniDelRequest struct {
 
 func (x *CniDelRequest) Reset() {
 	*x = CniDelRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1854,7 +2895,7 @@ func (x *CniDelRequest) String() string {
 func (*CniDelRequest) ProtoMessage() {}
 
 func (x *CniDelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1867,7 +2908,7 @@ func (x *CniDelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniDelRequest.ProtoReflect.Descriptor instead.
 func (*CniDelRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{22}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CniDelRequest) GetContainerId() string {
@@ -1906,7 +2947,7 @@ type CniDelResponse struct {
 
 func (x *CniDelResponse) Reset() {
 	*x = CniDelResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2959,7 @@ func (x *CniDelResponse) String() string {
 func (*CniDelResponse) ProtoMessage() {}
 
 func (x *CniDelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2972,7 @@ func (x *CniDelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniDelResponse.ProtoReflect.Descriptor instead.
 func (*CniDelResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{23}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{37}
 }
 
 type CniCheckRequest struct {
@@ -1946,7 +2987,7 @@ type CniCheckRequest struct {
 
 func (x *CniCheckRequest) Reset() {
 	*x = CniCheckRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2999,7 @@ func (x *CniCheckRequest) String() string {
 func (*CniCheckRequest) ProtoMessage() {}
 
 func (x *CniCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1971,7 +3012,7 @@ func (x *CniCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniCheckRequest.ProtoReflect.Descriptor instead.
 func (*CniCheckRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{24}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *CniCheckRequest) GetContainerId() string {
@@ -2010,7 +3051,7 @@ type CniCheckResponse struct {
 
 func (x *CniCheckResponse) Reset() {
 	*x = CniCheckResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +3063,7 @@ func (x *CniCheckResponse) String() string {
 func (*CniCheckResponse) ProtoMessage() {}
 
 func (x *CniCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +3076,7 @@ func (x *CniCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniCheckResponse.ProtoReflect.Descriptor instead.
 func (*CniCheckResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{25}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{39}
 }
 
 type CniReadyRequest struct {
@@ -2046,7 +3087,7 @@ type CniReadyRequest struct {
 
 func (x *CniReadyRequest) Reset() {
 	*x = CniReadyRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2058,7 +3099,7 @@ func (x *CniReadyRequest) String() string {
 func (*CniReadyRequest) ProtoMessage() {}
 
 func (x *CniReadyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2071,7 +3112,7 @@ func (x *CniReadyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniReadyRequest.ProtoReflect.Descriptor instead.
 func (*CniReadyRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{26}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{40}
 }
 
 type CniReadyResponse struct {
@@ -2082,7 +3123,7 @@ type CniReadyResponse struct {
 
 func (x *CniReadyResponse) Reset() {
 	*x = CniReadyResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2094,7 +3135,7 @@ func (x *CniReadyResponse) String() string {
 func (*CniReadyResponse) ProtoMessage() {}
 
 func (x *CniReadyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2107,7 +3148,7 @@ func (x *CniReadyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniReadyResponse.ProtoReflect.Descriptor instead.
 func (*CniReadyResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{27}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{41}
 }
 
 type CniGcRequest struct {
@@ -2120,7 +3161,7 @@ type CniGcRequest struct {
 
 func (x *CniGcRequest) Reset() {
 	*x = CniGcRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +3173,7 @@ func (x *CniGcRequest) String() string {
 func (*CniGcRequest) ProtoMessage() {}
 
 func (x *CniGcRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +3186,7 @@ func (x *CniGcRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniGcRequest.ProtoReflect.Descriptor instead.
 func (*CniGcRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{28}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CniGcRequest) GetNetwork() string {
@@ -2172,7 +3213,7 @@ type CniAttachment struct {
 
 func (x *CniAttachment) Reset() {
 	*x = CniAttachment{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2184,7 +3225,7 @@ func (x *CniAttachment) String() string {
 func (*CniAttachment) ProtoMessage() {}
 
 func (x *CniAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2197,7 +3238,7 @@ func (x *CniAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniAttachment.ProtoReflect.Descriptor instead.
 func (*CniAttachment) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{29}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CniAttachment) GetContainerId() string {
@@ -2223,7 +3264,7 @@ type CniGcResponse struct {
 
 func (x *CniGcResponse) Reset() {
 	*x = CniGcResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[30]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2235,7 +3276,7 @@ func (x *CniGcResponse) String() string {
 func (*CniGcResponse) ProtoMessage() {}
 
 func (x *CniGcResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[30]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2248,7 +3289,7 @@ func (x *CniGcResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniGcResponse.ProtoReflect.Descriptor instead.
 func (*CniGcResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{30}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *CniGcResponse) GetReleased() uint32 {
@@ -2387,7 +3428,96 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\x05where\x18\x02 \x01(\tR\x05where\x12\x10\n" +
 	"\x03cpu\x18\x03 \x01(\rR\x03cpu\x12.\n" +
 	"\x04from\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x12*\n" +
-	"\x02to\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02to\"\xd9\x01\n" +
+	"\x02to\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02to\"\x15\n" +
+	"\x13ListPoliciesRequest\"J\n" +
+	"\x14ListPoliciesResponse\x122\n" +
+	"\bpolicies\x18\x01 \x03(\v2\x16.weft.v1.PolicySummaryR\bpolicies\"\xb5\x01\n" +
+	"\rPolicySummary\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
+	"\x04tier\x18\x04 \x01(\tR\x04tier\x12\x1a\n" +
+	"\bpriority\x18\x05 \x01(\x05R\bpriority\x12\x12\n" +
+	"\x04pods\x18\x06 \x03(\tR\x04pods\x12\x1a\n" +
+	"\bproblems\x18\a \x03(\tR\bproblems\"\x15\n" +
+	"\x13PolicyStatusRequest\"\xdd\x02\n" +
+	"\x14PolicyStatusResponse\x12\x1a\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x04R\n" +
+	"generation\x124\n" +
+	"\achanged\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x12\x1a\n" +
+	"\bpolicies\x18\x04 \x01(\rR\bpolicies\x12\x1a\n" +
+	"\bsubjects\x18\x05 \x01(\rR\bsubjects\x12\x12\n" +
+	"\x04pods\x18\x06 \x01(\rR\x04pods\x12\x18\n" +
+	"\aentries\x18\a \x01(\x04R\aentries\x12\x1f\n" +
+	"\vmax_entries\x18\b \x01(\x04R\n" +
+	"maxEntries\x12\x1a\n" +
+	"\bprefixes\x18\t \x01(\x04R\bprefixes\x12\x1a\n" +
+	"\bproblems\x18\n" +
+	" \x03(\tR\bproblems\x12\x14\n" +
+	"\x05error\x18\v \x01(\tR\x05error\"%\n" +
+	"\x11ShowPolicyRequest\x12\x10\n" +
+	"\x03pod\x18\x01 \x01(\tR\x03pod\"\xf2\x01\n" +
+	"\x12ShowPolicyResponse\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x10\n" +
+	"\x03ips\x18\x03 \x03(\tR\x03ips\x12\x1a\n" +
+	"\bidentity\x18\x04 \x01(\x04R\bidentity\x12\x1a\n" +
+	"\bpolicies\x18\x05 \x03(\tR\bpolicies\x12\x16\n" +
+	"\x06egress\x18\x06 \x01(\bR\x06egress\x12\x18\n" +
+	"\aingress\x18\a \x01(\bR\aingress\x12.\n" +
+	"\aentries\x18\b \x03(\v2\x14.weft.v1.PolicyEntryR\aentries\"\xe0\x01\n" +
+	"\vPolicyEntry\x12\x1c\n" +
+	"\tdirection\x18\x01 \x01(\tR\tdirection\x12'\n" +
+	"\x04peer\x18\x02 \x01(\v2\x13.weft.v1.PolicyPeerR\x04peer\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x14\n" +
+	"\x05ports\x18\x04 \x03(\tR\x05ports\x12\x16\n" +
+	"\x06except\x18\x05 \x03(\tR\x06except\x12\x18\n" +
+	"\averdict\x18\x06 \x01(\tR\averdict\x12\x12\n" +
+	"\x04tier\x18\a \x01(\tR\x04tier\x12\x12\n" +
+	"\x04rule\x18\b \x01(\tR\x04rule\"\xb9\x02\n" +
+	"\n" +
+	"PolicyPeer\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x1a\n" +
+	"\bidentity\x18\x02 \x01(\x04R\bidentity\x12\x1c\n" +
+	"\tnamespace\x18\x03 \x01(\tR\tnamespace\x12'\n" +
+	"\x0fservice_account\x18\x04 \x01(\tR\x0eserviceAccount\x127\n" +
+	"\x06labels\x18\x05 \x03(\v2\x1f.weft.v1.PolicyPeer.LabelsEntryR\x06labels\x12\x12\n" +
+	"\x04pods\x18\x06 \x03(\tR\x04pods\x12\x12\n" +
+	"\x04cidr\x18\a \x01(\tR\x04cidr\x12\x18\n" +
+	"\awithout\x18\b \x03(\tR\awithout\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"h\n" +
+	"\x12TracePolicyRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
+	"\x02to\x18\x02 \x01(\tR\x02to\x12\x1a\n" +
+	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\"T\n" +
+	"\x13TracePolicyResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12)\n" +
+	"\x05paths\x18\x02 \x03(\v2\x13.weft.v1.PolicyPathR\x05paths\"\xca\x01\n" +
+	"\n" +
+	"PolicyPath\x12%\n" +
+	"\x04from\x18\x01 \x01(\v2\x11.weft.v1.TraceEndR\x04from\x12!\n" +
+	"\x02to\x18\x02 \x01(\v2\x11.weft.v1.TraceEndR\x02to\x12*\n" +
+	"\x06egress\x18\x03 \x01(\v2\x12.weft.v1.TraceSideR\x06egress\x12,\n" +
+	"\aingress\x18\x04 \x01(\v2\x12.weft.v1.TraceSideR\aingress\x12\x18\n" +
+	"\averdict\x18\x05 \x01(\tR\averdict\"p\n" +
+	"\bTraceEnd\x12\x0e\n" +
+	"\x02ip\x18\x01 \x01(\tR\x02ip\x12\x10\n" +
+	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x12\n" +
+	"\x04node\x18\x03 \x01(\tR\x04node\x12\x1a\n" +
+	"\bidentity\x18\x04 \x01(\x04R\bidentity\x12\x12\n" +
+	"\x04kind\x18\x05 \x01(\tR\x04kind\"\x8d\x01\n" +
+	"\tTraceSide\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
+	"\x04here\x18\x02 \x01(\bR\x04here\x12\x18\n" +
+	"\averdict\x18\x03 \x01(\tR\averdict\x12\x12\n" +
+	"\x04tier\x18\x04 \x01(\tR\x04tier\x12\x12\n" +
+	"\x04rule\x18\x05 \x01(\tR\x04rule\x12\x16\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xd9\x01\n" +
 	"\rCniAddRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x14\n" +
 	"\x05netns\x18\x02 \x01(\tR\x05netns\x12\x1c\n" +
@@ -2440,12 +3570,17 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\rFLOW_TYPE_NEW\x10\x01\x12\x14\n" +
 	"\x10FLOW_TYPE_UPDATE\x10\x02\x12\x13\n" +
 	"\x0fFLOW_TYPE_CLOSE\x10\x03\x12\x12\n" +
-	"\x0eFLOW_TYPE_DROP\x10\x042\x8f\x02\n" +
+	"\x0eFLOW_TYPE_DROP\x10\x042\xba\x04\n" +
 	"\x04Node\x129\n" +
 	"\x06Status\x12\x16.weft.v1.StatusRequest\x1a\x17.weft.v1.StatusResponse\x12B\n" +
 	"\tListTable\x12\x19.weft.v1.ListTableRequest\x1a\x1a.weft.v1.ListTableResponse\x12>\n" +
 	"\aObserve\x12\x17.weft.v1.ObserveRequest\x1a\x18.weft.v1.ObserveResponse0\x01\x12H\n" +
-	"\vWaitApplied\x12\x1b.weft.v1.WaitAppliedRequest\x1a\x1c.weft.v1.WaitAppliedResponse2\xa6\x02\n" +
+	"\vWaitApplied\x12\x1b.weft.v1.WaitAppliedRequest\x1a\x1c.weft.v1.WaitAppliedResponse\x12K\n" +
+	"\fListPolicies\x12\x1c.weft.v1.ListPoliciesRequest\x1a\x1d.weft.v1.ListPoliciesResponse\x12K\n" +
+	"\fPolicyStatus\x12\x1c.weft.v1.PolicyStatusRequest\x1a\x1d.weft.v1.PolicyStatusResponse\x12E\n" +
+	"\n" +
+	"ShowPolicy\x12\x1a.weft.v1.ShowPolicyRequest\x1a\x1b.weft.v1.ShowPolicyResponse\x12H\n" +
+	"\vTracePolicy\x12\x1b.weft.v1.TracePolicyRequest\x1a\x1c.weft.v1.TracePolicyResponse2\xa6\x02\n" +
 	"\x03Cni\x126\n" +
 	"\x03Add\x12\x16.weft.v1.CniAddRequest\x1a\x17.weft.v1.CniAddResponse\x126\n" +
 	"\x03Del\x12\x16.weft.v1.CniDelRequest\x1a\x17.weft.v1.CniDelResponse\x12<\n" +
@@ -2466,7 +3601,7 @@ func file_api_weft_v1_weft_proto_rawDescGZIP() []byte {
 }
 
 var file_api_weft_v1_weft_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_weft_v1_weft_proto_msgTypes = make([]protoimpl.MessageInfo, 32)
+var file_api_weft_v1_weft_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_api_weft_v1_weft_proto_goTypes = []any{
 	(Verdict)(0),                  // 0: weft.v1.Verdict
 	(FlowType)(0),                 // 1: weft.v1.FlowType
@@ -2488,24 +3623,39 @@ var file_api_weft_v1_weft_proto_goTypes = []any{
 	(*ObserveRequest)(nil),        // 17: weft.v1.ObserveRequest
 	(*ObserveResponse)(nil),       // 18: weft.v1.ObserveResponse
 	(*Lost)(nil),                  // 19: weft.v1.Lost
-	(*CniAddRequest)(nil),         // 20: weft.v1.CniAddRequest
-	(*CniAddResponse)(nil),        // 21: weft.v1.CniAddResponse
-	(*CniIp)(nil),                 // 22: weft.v1.CniIp
-	(*CniRoute)(nil),              // 23: weft.v1.CniRoute
-	(*CniDelRequest)(nil),         // 24: weft.v1.CniDelRequest
-	(*CniDelResponse)(nil),        // 25: weft.v1.CniDelResponse
-	(*CniCheckRequest)(nil),       // 26: weft.v1.CniCheckRequest
-	(*CniCheckResponse)(nil),      // 27: weft.v1.CniCheckResponse
-	(*CniReadyRequest)(nil),       // 28: weft.v1.CniReadyRequest
-	(*CniReadyResponse)(nil),      // 29: weft.v1.CniReadyResponse
-	(*CniGcRequest)(nil),          // 30: weft.v1.CniGcRequest
-	(*CniAttachment)(nil),         // 31: weft.v1.CniAttachment
-	(*CniGcResponse)(nil),         // 32: weft.v1.CniGcResponse
-	nil,                           // 33: weft.v1.FlowEndpoint.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 34: google.protobuf.Timestamp
+	(*ListPoliciesRequest)(nil),   // 20: weft.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),  // 21: weft.v1.ListPoliciesResponse
+	(*PolicySummary)(nil),         // 22: weft.v1.PolicySummary
+	(*PolicyStatusRequest)(nil),   // 23: weft.v1.PolicyStatusRequest
+	(*PolicyStatusResponse)(nil),  // 24: weft.v1.PolicyStatusResponse
+	(*ShowPolicyRequest)(nil),     // 25: weft.v1.ShowPolicyRequest
+	(*ShowPolicyResponse)(nil),    // 26: weft.v1.ShowPolicyResponse
+	(*PolicyEntry)(nil),           // 27: weft.v1.PolicyEntry
+	(*PolicyPeer)(nil),            // 28: weft.v1.PolicyPeer
+	(*TracePolicyRequest)(nil),    // 29: weft.v1.TracePolicyRequest
+	(*TracePolicyResponse)(nil),   // 30: weft.v1.TracePolicyResponse
+	(*PolicyPath)(nil),            // 31: weft.v1.PolicyPath
+	(*TraceEnd)(nil),              // 32: weft.v1.TraceEnd
+	(*TraceSide)(nil),             // 33: weft.v1.TraceSide
+	(*CniAddRequest)(nil),         // 34: weft.v1.CniAddRequest
+	(*CniAddResponse)(nil),        // 35: weft.v1.CniAddResponse
+	(*CniIp)(nil),                 // 36: weft.v1.CniIp
+	(*CniRoute)(nil),              // 37: weft.v1.CniRoute
+	(*CniDelRequest)(nil),         // 38: weft.v1.CniDelRequest
+	(*CniDelResponse)(nil),        // 39: weft.v1.CniDelResponse
+	(*CniCheckRequest)(nil),       // 40: weft.v1.CniCheckRequest
+	(*CniCheckResponse)(nil),      // 41: weft.v1.CniCheckResponse
+	(*CniReadyRequest)(nil),       // 42: weft.v1.CniReadyRequest
+	(*CniReadyResponse)(nil),      // 43: weft.v1.CniReadyResponse
+	(*CniGcRequest)(nil),          // 44: weft.v1.CniGcRequest
+	(*CniAttachment)(nil),         // 45: weft.v1.CniAttachment
+	(*CniGcResponse)(nil),         // 46: weft.v1.CniGcResponse
+	nil,                           // 47: weft.v1.FlowEndpoint.LabelsEntry
+	nil,                           // 48: weft.v1.PolicyPeer.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
 }
 var file_api_weft_v1_weft_proto_depIdxs = []int32{
-	34, // 0: weft.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	49, // 0: weft.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
 	5,  // 1: weft.v1.StatusResponse.components:type_name -> weft.v1.Component
 	6,  // 2: weft.v1.StatusResponse.pods:type_name -> weft.v1.PodStatus
 	7,  // 3: weft.v1.StatusResponse.programs:type_name -> weft.v1.Program
@@ -2514,45 +3664,63 @@ var file_api_weft_v1_weft_proto_depIdxs = []int32{
 	9,  // 6: weft.v1.StatusResponse.forwarded:type_name -> weft.v1.Counter
 	4,  // 7: weft.v1.StatusResponse.events:type_name -> weft.v1.Events
 	12, // 8: weft.v1.ListTableResponse.rows:type_name -> weft.v1.TableRow
-	34, // 9: weft.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	49, // 9: weft.v1.Flow.time:type_name -> google.protobuf.Timestamp
 	1,  // 10: weft.v1.Flow.type:type_name -> weft.v1.FlowType
 	0,  // 11: weft.v1.Flow.verdict:type_name -> weft.v1.Verdict
 	16, // 12: weft.v1.Flow.source:type_name -> weft.v1.FlowEndpoint
 	16, // 13: weft.v1.Flow.destination:type_name -> weft.v1.FlowEndpoint
-	33, // 14: weft.v1.FlowEndpoint.labels:type_name -> weft.v1.FlowEndpoint.LabelsEntry
-	34, // 15: weft.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	47, // 14: weft.v1.FlowEndpoint.labels:type_name -> weft.v1.FlowEndpoint.LabelsEntry
+	49, // 15: weft.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
 	0,  // 16: weft.v1.ObserveRequest.verdict:type_name -> weft.v1.Verdict
 	1,  // 17: weft.v1.ObserveRequest.type:type_name -> weft.v1.FlowType
 	15, // 18: weft.v1.ObserveResponse.flow:type_name -> weft.v1.Flow
 	19, // 19: weft.v1.ObserveResponse.lost:type_name -> weft.v1.Lost
-	34, // 20: weft.v1.Lost.from:type_name -> google.protobuf.Timestamp
-	34, // 21: weft.v1.Lost.to:type_name -> google.protobuf.Timestamp
-	22, // 22: weft.v1.CniAddResponse.ips:type_name -> weft.v1.CniIp
-	23, // 23: weft.v1.CniAddResponse.routes:type_name -> weft.v1.CniRoute
-	31, // 24: weft.v1.CniGcRequest.valid:type_name -> weft.v1.CniAttachment
-	2,  // 25: weft.v1.Node.Status:input_type -> weft.v1.StatusRequest
-	10, // 26: weft.v1.Node.ListTable:input_type -> weft.v1.ListTableRequest
-	17, // 27: weft.v1.Node.Observe:input_type -> weft.v1.ObserveRequest
-	13, // 28: weft.v1.Node.WaitApplied:input_type -> weft.v1.WaitAppliedRequest
-	20, // 29: weft.v1.Cni.Add:input_type -> weft.v1.CniAddRequest
-	24, // 30: weft.v1.Cni.Del:input_type -> weft.v1.CniDelRequest
-	26, // 31: weft.v1.Cni.Check:input_type -> weft.v1.CniCheckRequest
-	28, // 32: weft.v1.Cni.Ready:input_type -> weft.v1.CniReadyRequest
-	30, // 33: weft.v1.Cni.Gc:input_type -> weft.v1.CniGcRequest
-	3,  // 34: weft.v1.Node.Status:output_type -> weft.v1.StatusResponse
-	11, // 35: weft.v1.Node.ListTable:output_type -> weft.v1.ListTableResponse
-	18, // 36: weft.v1.Node.Observe:output_type -> weft.v1.ObserveResponse
-	14, // 37: weft.v1.Node.WaitApplied:output_type -> weft.v1.WaitAppliedResponse
-	21, // 38: weft.v1.Cni.Add:output_type -> weft.v1.CniAddResponse
-	25, // 39: weft.v1.Cni.Del:output_type -> weft.v1.CniDelResponse
-	27, // 40: weft.v1.Cni.Check:output_type -> weft.v1.CniCheckResponse
-	29, // 41: weft.v1.Cni.Ready:output_type -> weft.v1.CniReadyResponse
-	32, // 42: weft.v1.Cni.Gc:output_type -> weft.v1.CniGcResponse
-	34, // [34:43] is the sub-list for method output_type
-	25, // [25:34] is the sub-list for method input_type
-	25, // [25:25] is the sub-list for extension type_name
-	25, // [25:25] is the sub-list for extension extendee
-	0,  // [0:25] is the sub-list for field type_name
+	49, // 20: weft.v1.Lost.from:type_name -> google.protobuf.Timestamp
+	49, // 21: weft.v1.Lost.to:type_name -> google.protobuf.Timestamp
+	22, // 22: weft.v1.ListPoliciesResponse.policies:type_name -> weft.v1.PolicySummary
+	49, // 23: weft.v1.PolicyStatusResponse.changed:type_name -> google.protobuf.Timestamp
+	27, // 24: weft.v1.ShowPolicyResponse.entries:type_name -> weft.v1.PolicyEntry
+	28, // 25: weft.v1.PolicyEntry.peer:type_name -> weft.v1.PolicyPeer
+	48, // 26: weft.v1.PolicyPeer.labels:type_name -> weft.v1.PolicyPeer.LabelsEntry
+	31, // 27: weft.v1.TracePolicyResponse.paths:type_name -> weft.v1.PolicyPath
+	32, // 28: weft.v1.PolicyPath.from:type_name -> weft.v1.TraceEnd
+	32, // 29: weft.v1.PolicyPath.to:type_name -> weft.v1.TraceEnd
+	33, // 30: weft.v1.PolicyPath.egress:type_name -> weft.v1.TraceSide
+	33, // 31: weft.v1.PolicyPath.ingress:type_name -> weft.v1.TraceSide
+	36, // 32: weft.v1.CniAddResponse.ips:type_name -> weft.v1.CniIp
+	37, // 33: weft.v1.CniAddResponse.routes:type_name -> weft.v1.CniRoute
+	45, // 34: weft.v1.CniGcRequest.valid:type_name -> weft.v1.CniAttachment
+	2,  // 35: weft.v1.Node.Status:input_type -> weft.v1.StatusRequest
+	10, // 36: weft.v1.Node.ListTable:input_type -> weft.v1.ListTableRequest
+	17, // 37: weft.v1.Node.Observe:input_type -> weft.v1.ObserveRequest
+	13, // 38: weft.v1.Node.WaitApplied:input_type -> weft.v1.WaitAppliedRequest
+	20, // 39: weft.v1.Node.ListPolicies:input_type -> weft.v1.ListPoliciesRequest
+	23, // 40: weft.v1.Node.PolicyStatus:input_type -> weft.v1.PolicyStatusRequest
+	25, // 41: weft.v1.Node.ShowPolicy:input_type -> weft.v1.ShowPolicyRequest
+	29, // 42: weft.v1.Node.TracePolicy:input_type -> weft.v1.TracePolicyRequest
+	34, // 43: weft.v1.Cni.Add:input_type -> weft.v1.CniAddRequest
+	38, // 44: weft.v1.Cni.Del:input_type -> weft.v1.CniDelRequest
+	40, // 45: weft.v1.Cni.Check:input_type -> weft.v1.CniCheckRequest
+	42, // 46: weft.v1.Cni.Ready:input_type -> weft.v1.CniReadyRequest
+	44, // 47: weft.v1.Cni.Gc:input_type -> weft.v1.CniGcRequest
+	3,  // 48: weft.v1.Node.Status:output_type -> weft.v1.StatusResponse
+	11, // 49: weft.v1.Node.ListTable:output_type -> weft.v1.ListTableResponse
+	18, // 50: weft.v1.Node.Observe:output_type -> weft.v1.ObserveResponse
+	14, // 51: weft.v1.Node.WaitApplied:output_type -> weft.v1.WaitAppliedResponse
+	21, // 52: weft.v1.Node.ListPolicies:output_type -> weft.v1.ListPoliciesResponse
+	24, // 53: weft.v1.Node.PolicyStatus:output_type -> weft.v1.PolicyStatusResponse
+	26, // 54: weft.v1.Node.ShowPolicy:output_type -> weft.v1.ShowPolicyResponse
+	30, // 55: weft.v1.Node.TracePolicy:output_type -> weft.v1.TracePolicyResponse
+	35, // 56: weft.v1.Cni.Add:output_type -> weft.v1.CniAddResponse
+	39, // 57: weft.v1.Cni.Del:output_type -> weft.v1.CniDelResponse
+	41, // 58: weft.v1.Cni.Check:output_type -> weft.v1.CniCheckResponse
+	43, // 59: weft.v1.Cni.Ready:output_type -> weft.v1.CniReadyResponse
+	46, // 60: weft.v1.Cni.Gc:output_type -> weft.v1.CniGcResponse
+	48, // [48:61] is the sub-list for method output_type
+	35, // [35:48] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_api_weft_v1_weft_proto_init() }
@@ -2570,7 +3738,7 @@ func file_api_weft_v1_weft_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_weft_v1_weft_proto_rawDesc), len(file_api_weft_v1_weft_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   32,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

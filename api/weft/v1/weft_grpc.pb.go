@@ -24,10 +24,14 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Node_Status_FullMethodName      = "/weft.v1.Node/Status"
-	Node_ListTable_FullMethodName   = "/weft.v1.Node/ListTable"
-	Node_Observe_FullMethodName     = "/weft.v1.Node/Observe"
-	Node_WaitApplied_FullMethodName = "/weft.v1.Node/WaitApplied"
+	Node_Status_FullMethodName       = "/weft.v1.Node/Status"
+	Node_ListTable_FullMethodName    = "/weft.v1.Node/ListTable"
+	Node_Observe_FullMethodName      = "/weft.v1.Node/Observe"
+	Node_WaitApplied_FullMethodName  = "/weft.v1.Node/WaitApplied"
+	Node_ListPolicies_FullMethodName = "/weft.v1.Node/ListPolicies"
+	Node_PolicyStatus_FullMethodName = "/weft.v1.Node/PolicyStatus"
+	Node_ShowPolicy_FullMethodName   = "/weft.v1.Node/ShowPolicy"
+	Node_TracePolicy_FullMethodName  = "/weft.v1.Node/TracePolicy"
 )
 
 // NodeClient is the client API for Node service.
@@ -45,6 +49,17 @@ type NodeClient interface {
 	// or a later one and all that follows from it is in force in the kernel.
 	// FAILED_PRECONDITION where the agent has no manifest folder.
 	WaitApplied(ctx context.Context, in *WaitAppliedRequest, opts ...grpc.CallOption) (*WaitAppliedResponse, error)
+	// ListPolicies names every policy that the agent knows, in the order in which
+	// they are evaluated, with the pods of this node that each selects.
+	ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error)
+	// PolicyStatus tells which policy is in force.
+	PolicyStatus(ctx context.Context, in *PolicyStatusRequest, opts ...grpc.CallOption) (*PolicyStatusResponse, error)
+	// ShowPolicy lists what is in force for a pod of this node. NOT_FOUND where
+	// it is none.
+	ShowPolicy(ctx context.Context, in *ShowPolicyRequest, opts ...grpc.CallOption) (*ShowPolicyResponse, error)
+	// TracePolicy tells what the datapath decides on a new connection, and by
+	// which rule. Each node judges the pods of its own.
+	TracePolicy(ctx context.Context, in *TracePolicyRequest, opts ...grpc.CallOption) (*TracePolicyResponse, error)
 }
 
 type nodeClient struct {
@@ -104,6 +119,46 @@ func (c *nodeClient) WaitApplied(ctx context.Context, in *WaitAppliedRequest, op
 	return out, nil
 }
 
+func (c *nodeClient) ListPolicies(ctx context.Context, in *ListPoliciesRequest, opts ...grpc.CallOption) (*ListPoliciesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListPoliciesResponse)
+	err := c.cc.Invoke(ctx, Node_ListPolicies_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) PolicyStatus(ctx context.Context, in *PolicyStatusRequest, opts ...grpc.CallOption) (*PolicyStatusResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PolicyStatusResponse)
+	err := c.cc.Invoke(ctx, Node_PolicyStatus_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) ShowPolicy(ctx context.Context, in *ShowPolicyRequest, opts ...grpc.CallOption) (*ShowPolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ShowPolicyResponse)
+	err := c.cc.Invoke(ctx, Node_ShowPolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) TracePolicy(ctx context.Context, in *TracePolicyRequest, opts ...grpc.CallOption) (*TracePolicyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TracePolicyResponse)
+	err := c.cc.Invoke(ctx, Node_TracePolicy_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // NodeServer is the server API for Node service.
 // All implementations must embed UnimplementedNodeServer
 // for forward compatibility.
@@ -119,6 +174,17 @@ type NodeServer interface {
 	// or a later one and all that follows from it is in force in the kernel.
 	// FAILED_PRECONDITION where the agent has no manifest folder.
 	WaitApplied(context.Context, *WaitAppliedRequest) (*WaitAppliedResponse, error)
+	// ListPolicies names every policy that the agent knows, in the order in which
+	// they are evaluated, with the pods of this node that each selects.
+	ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error)
+	// PolicyStatus tells which policy is in force.
+	PolicyStatus(context.Context, *PolicyStatusRequest) (*PolicyStatusResponse, error)
+	// ShowPolicy lists what is in force for a pod of this node. NOT_FOUND where
+	// it is none.
+	ShowPolicy(context.Context, *ShowPolicyRequest) (*ShowPolicyResponse, error)
+	// TracePolicy tells what the datapath decides on a new connection, and by
+	// which rule. Each node judges the pods of its own.
+	TracePolicy(context.Context, *TracePolicyRequest) (*TracePolicyResponse, error)
 	mustEmbedUnimplementedNodeServer()
 }
 
@@ -140,6 +206,18 @@ func (UnimplementedNodeServer) Observe(*ObserveRequest, grpc.ServerStreamingServ
 }
 func (UnimplementedNodeServer) WaitApplied(context.Context, *WaitAppliedRequest) (*WaitAppliedResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method WaitApplied not implemented")
+}
+func (UnimplementedNodeServer) ListPolicies(context.Context, *ListPoliciesRequest) (*ListPoliciesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListPolicies not implemented")
+}
+func (UnimplementedNodeServer) PolicyStatus(context.Context, *PolicyStatusRequest) (*PolicyStatusResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PolicyStatus not implemented")
+}
+func (UnimplementedNodeServer) ShowPolicy(context.Context, *ShowPolicyRequest) (*ShowPolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ShowPolicy not implemented")
+}
+func (UnimplementedNodeServer) TracePolicy(context.Context, *TracePolicyRequest) (*TracePolicyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TracePolicy not implemented")
 }
 func (UnimplementedNodeServer) mustEmbedUnimplementedNodeServer() {}
 func (UnimplementedNodeServer) testEmbeddedByValue()              {}
@@ -227,6 +305,78 @@ func _Node_WaitApplied_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_ListPolicies_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListPoliciesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).ListPolicies(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_ListPolicies_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).ListPolicies(ctx, req.(*ListPoliciesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_PolicyStatus_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PolicyStatusRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).PolicyStatus(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_PolicyStatus_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).PolicyStatus(ctx, req.(*PolicyStatusRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_ShowPolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ShowPolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).ShowPolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_ShowPolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).ShowPolicy(ctx, req.(*ShowPolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_TracePolicy_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TracePolicyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).TracePolicy(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_TracePolicy_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).TracePolicy(ctx, req.(*TracePolicyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Node_ServiceDesc is the grpc.ServiceDesc for Node service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -245,6 +395,22 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "WaitApplied",
 			Handler:    _Node_WaitApplied_Handler,
+		},
+		{
+			MethodName: "ListPolicies",
+			Handler:    _Node_ListPolicies_Handler,
+		},
+		{
+			MethodName: "PolicyStatus",
+			Handler:    _Node_PolicyStatus_Handler,
+		},
+		{
+			MethodName: "ShowPolicy",
+			Handler:    _Node_ShowPolicy_Handler,
+		},
+		{
+			MethodName: "TracePolicy",
+			Handler:    _Node_TracePolicy_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

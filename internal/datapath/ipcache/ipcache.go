@@ -110,6 +110,25 @@ func has(want map[netip.Prefix]Entry, p netip.Prefix) bool {
 	return ok
 }
 
+// Hosts returns the identity of every single address that the map names.
+func (t *Map) Hosts() (map[netip.Addr]uint64, error) {
+	var (
+		k   pin.KernelIpcacheKey
+		v   pin.KernelIpcacheEntry
+		out = map[netip.Addr]uint64{}
+		it  = t.m.Iterate()
+	)
+	for it.Next(&k, &v) {
+		if p := prefix(k); p.IsSingleIP() {
+			out[p.Addr()] = v.Identity
+		}
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("walk the address map: %w", err)
+	}
+	return out, nil
+}
+
 // Lookup returns the identity of the longest prefix that holds a; false where
 // there is none.
 func (t *Map) Lookup(a netip.Addr) (uint64, bool) {

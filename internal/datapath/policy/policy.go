@@ -52,6 +52,16 @@ func networkOrder32(v uint32) uint32 {
 	return binary.NativeEndian.Uint32(b[:])
 }
 
+// entryOf is what key and value were made of.
+func entryOf(k *pin.KernelPolicyKey, v *pin.KernelPolicyEntry) policy.Entry {
+	return policy.Entry{
+		Direction: policy.Direction(k.Direction), Peer: binary.BigEndian.Uint64(k.Peer[:]),
+		Bits: uint8(k.Prefixlen - exactBits), Protocol: k.Protocol, Port: networkOrder16(k.Port),
+		Admin: policy.Outcome{Rank: v.AdminRank, Rule: v.AdminRule, Verdict: policy.Verdict(v.AdminVerdict)},
+		Lower: policy.Outcome{Rank: v.Rank, Rule: v.Rule, Verdict: policy.Verdict(v.Verdict)},
+	}
+}
+
 func networkOrder16(v uint16) uint16 {
 	var b [2]byte
 	binary.BigEndian.PutUint16(b[:], v)
@@ -89,16 +99,17 @@ func (m *Map) Remove(subject uint32, entries []policy.Entry) error {
 	return nil
 }
 
-// Subjects counts the entries of every subject that the map holds.
-func (m *Map) Subjects() (map[uint32]int, error) {
+// Subjects reads the entries of every subject that the map holds, in no order.
+func (m *Map) Subjects() (map[uint32][]policy.Entry, error) {
 	var (
 		k   pin.KernelPolicyKey
 		v   pin.KernelPolicyEntry
-		out = map[uint32]int{}
+		out = map[uint32][]policy.Entry{}
 		it  = m.entries.Iterate()
 	)
 	for it.Next(&k, &v) {
-		out[subjectOf(&k)]++
+		subject := subjectOf(&k)
+		out[subject] = append(out[subject], entryOf(&k, &v))
 	}
 	if err := it.Err(); err != nil {
 		return nil, fmt.Errorf("walk the policy map: %w", err)
