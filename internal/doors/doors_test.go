@@ -8,6 +8,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -84,7 +85,8 @@ func packages(t *testing.T) []listed {
 		switch {
 		case err != nil:
 			return err
-		case e.IsDir() && path != root && strings.HasPrefix(e.Name(), "."), e.IsDir() && e.Name() == "testdata":
+		case e.IsDir() && path != root && strings.HasPrefix(e.Name(), "."), e.IsDir() && e.Name() == "testdata",
+			e.IsDir() && path != root && isModule(path):
 			return fs.SkipDir
 		case e.IsDir() || filepath.Ext(path) != ".go":
 			return nil
@@ -100,6 +102,12 @@ func packages(t *testing.T) []listed {
 	}
 	slices.SortFunc(all, func(a, b listed) int { return strings.Compare(a.ImportPath, b.ImportPath) })
 	return all
+}
+
+// isModule says whether a folder begins another module, which has its own rules.
+func isModule(folder string) bool {
+	_, err := os.Stat(filepath.Join(folder, "go.mod"))
+	return err == nil
 }
 
 func addFile(found map[string]*listed, root, path string) error {

@@ -3,8 +3,6 @@
 package pod
 
 import (
-	"encoding/binary"
-	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -148,8 +146,3 @@ func payload(n int) []byte {
 }
 
 func conn(p pt.Packet, rest string) []string { return []string{p.Conn() + " " + rest} }
-
-// checksumOf returns bytes of a frame as a number, for messages.
-func checksumOf(frame []byte, off int) string {
-	return fmt.Sprintf("%#04x", binary.BigEndian.Uint16(frame[off:]))
-}
