@@ -309,9 +309,18 @@ func (e *Enforcer) apply() error {
 	}
 	e.noteIdentities(in.Pods)
 	e.pods = in.Pods
-	e.result, e.generation, e.changed = result, generation, time.Now()
-	e.revision++
+	if e.result == nil || !sameRules(e.result, result) {
+		e.revision++
+		e.changed = time.Now()
+	}
+	e.result, e.generation = result, generation
 	return e.failed(nil)
+}
+
+// sameRules is true where two results mean the same for the pods of this node.
+func sameRules(a, b *policy.Result) bool {
+	return maps.Equal(a.Endpoints, b.Endpoints) && maps.Equal(a.Rules, b.Rules) &&
+		slices.Equal(a.Prefixes, b.Prefixes) && slices.Equal(a.Problems, b.Problems)
 }
 
 // noteIdentities remembers the identities of addresses, and whether one has
