@@ -85,10 +85,8 @@ func Get(ctx context.Context, cfg GetConfig, each func(status string, body []byt
 }
 
 func (g *getter) work(ctx context.Context, each func(string, []byte)) {
-	// Workers that share a transport would now and then open a connection more.
-	transport := &http.Transport{DisableKeepAlives: !g.cfg.KeepAlive, MaxConnsPerHost: 1}
-	defer transport.CloseIdleConnections()
-	client := &http.Client{Transport: transport, Timeout: g.cfg.Timeout}
+	client, stop := g.client(ctx)
+	defer stop()
 	for g.cfg.Count == 0 || g.left.Add(-1) >= 0 {
 		began := time.Now()
 		status, body, err := g.once(ctx, client)
@@ -105,6 +103,15 @@ func (g *getter) work(ctx context.Context, each func(string, []byte)) {
 		case <-time.After(g.cfg.Interval):
 		}
 	}
+}
+
+// client is a worker's own.
+func (g *getter) client(ctx context.Context) (client *http.Client, stop func()) {
+	if g.cfg.KeepAlive {
+		return keptClient(ctx, g.cfg.Timeout)
+	}
+	transport := &http.Transport{DisableKeepAlives: true}
+	return &http.Client{Transport: transport, Timeout: g.cfg.Timeout}, transport.CloseIdleConnections
 }
 
 func (g *getter) once(ctx context.Context, client *http.Client) (status string, body []byte, err error) {
