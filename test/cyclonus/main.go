@@ -37,6 +37,7 @@ type options struct {
 	tries     int
 	print     int
 	json      string
+	hold      bool
 }
 
 var errMismatch = errors.New("some probes ended otherwise than cyclonus expects")
@@ -64,6 +65,7 @@ func parse(args []string) (options, error) {
 	f.DurationVar(&o.timeout, "timeout", 300*time.Millisecond, "time for an answer to one try")
 	f.IntVar(&o.tries, "tries", 2, "tries before a probe counts as unanswered")
 	f.IntVar(&o.print, "print", 40, "how many mismatches to print")
+	f.BoolVar(&o.hold, "hold", false, "at the first mismatch, wait for an interrupt, to look at the lab")
 	f.StringVar(&o.json, "json", "", "write the report as JSON to this file")
 	if err := f.Parse(args); err != nil {
 		return o, err

@@ -108,7 +108,20 @@ func (r *runner) step(ctx context.Context, c *cluster, tc *generator.TestCase, n
 	for _, k := range todo {
 		r.report.count(k, tc.Description, n+1, c.policies)
 	}
-	return nil
+	return r.hold(ctx)
+}
+
+// hold waits for the end of ctx if it is wished for and something is wrong.
+func (r *runner) hold(ctx context.Context) error {
+	if !r.opts.hold || len(r.report.Mismatches) == 0 {
+		return nil
+	}
+	if err := r.report.print(os.Stderr, r.opts.print); err != nil {
+		return err
+	}
+	fmt.Fprintln(os.Stderr, "the lab stays until you interrupt; commands for it:\n  export", strings.Join(r.lab.Env(), " "))
+	<-ctx.Done()
+	return ctx.Err()
 }
 
 // again looks a second time at what was not as expected.

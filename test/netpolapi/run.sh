@@ -5,4 +5,4 @@
 # root. Arguments go to go test. WEFT_FAMILIES=4 or 6 runs one family only.
 set -euo pipefail
 cd "$(dirname "$0")"
-../proberlab/clean.sh npa go test -count=1 -timeout 14m "$@" .
+../proberlab/clean.sh npa go test -count=1 -timeout 14m "$@"

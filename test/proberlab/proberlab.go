@@ -124,6 +124,9 @@ func (l *Lab) Down() error {
 	return errors.Join(l.test.Remove(), os.RemoveAll(filepath.Dir(l.sockets)))
 }
 
+// Env is what commands need to mean this lab.
+func (l *Lab) Env() []string { return l.test.Env() }
+
 // Logs is the end of every log of the lab.
 func (l *Lab) Logs() string { return l.test.Logs() }
 
