@@ -83,6 +83,7 @@ type Config struct {
 type installed struct {
 	number  uint32
 	entries []policy.Entry // with those made for classes in passing
+	failed  []policy.Entry // that the kernel refused, or may have
 }
 
 // Enforcer keeps the kernel's policy in step with the tables.
@@ -102,6 +103,8 @@ type Enforcer struct {
 	adopted    map[uint32]*installed // subjects of an earlier agent; nil after Prune
 	links      map[policy.EndpointID]podLink
 	pods       []policy.Pod          // of the cluster, at the last change
+	retired    []*installed          // that an endpoint may still have until all are switched
+	garbage    []*installed          // that nobody has any more, to be removed
 	identities map[netip.Addr]uint64 // of the last change
 	stale      bool                  // connections are to be judged again under other identities
 	generation uint64
@@ -128,7 +131,10 @@ func New(c Config) (*Enforcer, error) {
 	}
 	for n, entries := range subjects {
 		e.nextNumber = max(e.nextNumber, n&^subjectIngress+1)
-		e.adopted[n] = &installed{n, entries}
+		e.adopted[n] = &installed{number: n, entries: entries}
+		for _, x := range entries {
+			e.nextClass = max(e.nextClass, x.Peer+1)
+		}
 	}
 	for _, n := range classes {
 		e.nextClass = max(e.nextClass, n+1)
@@ -352,18 +358,19 @@ func (e *Enforcer) renumber() error {
 		users[n] = append(users[n], id)
 	}
 	for _, s := range e.subjects {
-		next := &installed{e.next(s.number&subjectIngress != 0), s.entries}
-		if err := e.cfg.Kernel.Install(next.number, next.entries); err != nil {
+		old, next := *s, installed{number: e.next(s.number&subjectIngress != 0)}
+		if err := e.write(&next, old.entries); err != nil {
+			e.garbage = append(e.garbage, &next)
 			return err
 		}
-		old := *s
-		*s = *next
+		*s = next
+		e.retired = append(e.retired, &old)
 		for _, id := range users[old.number] {
 			if err := e.setSubject(id, s.number); err != nil {
-				return err
+				return err // the next change switches the rest
 			}
 		}
-		if err := e.cfg.Kernel.Remove(old.number, old.entries); err != nil {
+		if err := e.collectRetired(); err != nil {
 			return err
 		}
 	}
@@ -391,15 +398,21 @@ func wantedClasses(r *policy.Result) map[netip.Prefix]uint64 {
 
 // install puts a result in force, or leaves everything as it was.
 func (e *Enforcer) install(r *policy.Result, links map[policy.EndpointID]podLink) error {
+	if err := e.collect(); err != nil {
+		return err
+	}
 	wanted := wantedClasses(r)
 	added, err := e.installSubjects(r, wanted)
 	if err == nil {
 		err = e.addClasses(r, wanted)
 	}
 	if err != nil {
-		return errors.Join(err, e.removeSubjects(added))
+		return errors.Join(err, e.discard(added))
 	}
 	if err := e.switchEndpoints(r, links); err != nil {
+		return err
+	}
+	if err := e.collectRetired(); err != nil {
 		return err
 	}
 	if err := e.dropClasses(wanted); err != nil {
@@ -416,12 +429,17 @@ func (e *Enforcer) installSubjects(r *policy.Result, wanted map[netip.Prefix]uin
 		if _, ok := e.subjects[key]; ok {
 			continue
 		}
-		if i := e.adopt(s, leaving); i != nil {
+		i := e.adopt(s)
+		if i != nil {
 			e.subjects[key] = i
+			if err := e.extend(i, leaving); err != nil {
+				return added, err
+			}
 			continue
 		}
-		i := &installed{e.next(s.Ingress), inherit(s.Entries, leaving)}
-		if err := e.cfg.Kernel.Install(i.number, i.entries); err != nil {
+		i = &installed{number: e.next(s.Ingress)}
+		if err := e.write(i, inherit(s.Entries, leaving)); err != nil {
+			e.garbage = append(e.garbage, i)
 			return added, err
 		}
 		e.subjects[key] = i
@@ -445,8 +463,8 @@ func (e *Enforcer) next(ingress bool) uint32 {
 }
 
 // adopt returns a subject of an earlier agent with these very rules.
-func (e *Enforcer) adopt(s *policy.Subject, leaving map[uint64]uint64) *installed {
-	if len(e.adopted) == 0 || len(leaving) > 0 {
+func (e *Enforcer) adopt(s *policy.Subject) *installed {
+	if len(e.adopted) == 0 {
 		return nil
 	}
 	want := make(map[policy.Entry]bool, len(s.Entries))
@@ -465,13 +483,51 @@ func (e *Enforcer) adopt(s *policy.Subject, leaving map[uint64]uint64) *installe
 	return nil
 }
 
-func (e *Enforcer) removeSubjects(keys []policy.SubjectKey) error {
-	var errs []error
+// write adds entries to a subject.
+func (e *Enforcer) write(i *installed, entries []policy.Entry) error {
+	if err := e.cfg.Kernel.Install(i.number, entries); err != nil {
+		i.failed = append(i.failed, entries...)
+		return err
+	}
+	i.entries = append(i.entries[:len(i.entries):len(i.entries)], entries...)
+	return nil
+}
+
+// extend adds what a subject lacks for classes with these parents.
+func (e *Enforcer) extend(i *installed, parents map[uint64]uint64) error {
+	return e.write(i, inherited(i.entries, parents))
+}
+
+// remove takes a subject that nobody has out of the kernel.
+func (e *Enforcer) remove(i *installed) error {
+	return errors.Join(e.cfg.Kernel.Remove(i.number, i.entries), e.cfg.Kernel.Remove(i.number, i.failed))
+}
+
+// collect removes what could not be removed before.
+func (e *Enforcer) collect() error {
+	for len(e.garbage) > 0 {
+		if err := e.remove(e.garbage[0]); err != nil {
+			return err
+		}
+		e.garbage = e.garbage[1:]
+	}
+	return nil
+}
+
+// collectRetired removes what no endpoint has any more.
+func (e *Enforcer) collectRetired() error {
+	e.garbage = append(e.garbage, e.retired...)
+	e.retired = nil
+	return e.collect()
+}
+
+// discard undoes installSubjects.
+func (e *Enforcer) discard(keys []policy.SubjectKey) error {
 	for _, k := range keys {
-		errs = append(errs, e.cfg.Kernel.Remove(e.subjects[k].number, e.subjects[k].entries))
+		e.garbage = append(e.garbage, e.subjects[k])
 		delete(e.subjects, k)
 	}
-	return errors.Join(errs...)
+	return e.collect()
 }
 
 // outdated returns the subjects that were compiled before the result. Those of
@@ -495,11 +551,9 @@ func (e *Enforcer) addClasses(r *policy.Result, wanted map[netip.Prefix]uint64) 
 		return nil
 	}
 	for _, s := range e.outdated(r) {
-		more := inherited(s.entries, coming)
-		if err := e.cfg.Kernel.Install(s.number, more); err != nil {
+		if err := e.extend(s, coming); err != nil {
 			return err
 		}
-		s.entries = append(s.entries[:len(s.entries):len(s.entries)], more...)
 	}
 	for p, n := range wanted {
 		if e.classes[p] == n {
@@ -563,10 +617,8 @@ func (e *Enforcer) removeUnused(r *policy.Result) error {
 			delete(e.subjects, key)
 			continue
 		}
-		if err := e.cfg.Kernel.Remove(s.number, s.entries); err != nil {
-			return err
-		}
+		e.garbage = append(e.garbage, s)
 		delete(e.subjects, key)
 	}
-	return nil
+	return e.collect()
 }

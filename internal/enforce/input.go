@@ -61,7 +61,8 @@ func (e *Enforcer) input() (policy.Input, map[policy.EndpointID]podLink, error) 
 		local(p)
 	}
 	for i, w := range workloads {
-		if e.isRemotePod(w) {
+		_, attached := links[policy.Endpoint(w.Namespace, w.Name, w.IPs)]
+		if !attached && e.hasPod(w) {
 			in.Pods = append(in.Pods, policy.Pod{
 				Namespace: w.Namespace, Name: w.Name, IPs: w.IPs, Identity: ids[i], Ports: w.Ports,
 			})
@@ -74,8 +75,10 @@ func (e *Enforcer) input() (policy.Input, map[policy.EndpointID]podLink, error) 
 	return in, links, nil
 }
 
-func (e *Enforcer) isRemotePod(w *state.Workload) bool {
-	return w.Node != e.cfg.Node && w.Node != "" && !w.HostNetwork && len(w.IPs) > 0 &&
+// hasPod is true for a pod of another node, and for one of this node as long as
+// those that an earlier agent wired are not all attached again.
+func (e *Enforcer) hasPod(w *state.Workload) bool {
+	return (w.Node != e.cfg.Node || e.adopted != nil) && w.Node != "" && !w.HostNetwork && len(w.IPs) > 0 &&
 		w.Phase != "Succeeded" && w.Phase != "Failed"
 }
 
