@@ -534,7 +534,7 @@ func (e *Enforcer) discard(keys []policy.SubjectKey) error {
 // the result know its classes: where they say nothing of one, the entries for
 // any peer are what it shall meet.
 func (e *Enforcer) outdated(r *policy.Result) []*installed {
-	out := slices.Collect(maps.Values(e.adopted))
+	out := slices.AppendSeq(slices.Clone(e.retired), maps.Values(e.adopted))
 	for key, s := range e.subjects {
 		if _, ok := r.Subjects[key]; !ok {
 			out = append(out, s)

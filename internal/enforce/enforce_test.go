@@ -115,7 +115,7 @@ func (w *world) clean(what string) {
 // TestChangesAreAtomic: after every single write of a change, each pod has all of
 // its old verdicts or all of its new ones.
 func TestChangesAreAtomic(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(30) {
 		g := generator{rand.New(rand.NewPCG(seed, 5))}
 		w := newWorld(t)
 		w.populate(4, 4)
@@ -142,7 +142,7 @@ func TestChangesAreAtomic(t *testing.T) {
 // TestRefusedChanges: whatever write of a change the kernel refuses, each pod has
 // all of the old verdicts or all of the new ones, and the next attempt succeeds.
 func TestRefusedChanges(t *testing.T) {
-	for seed := range uint64(40) {
+	for seed := range uint64(20) {
 		g := generator{rand.New(rand.NewPCG(seed, 6))}
 		w := newWorld(t)
 		w.populate(3, 3)
@@ -326,7 +326,7 @@ func TestAttach(t *testing.T) {
 // written in between, each pod keeps what it has until it is attached again, and
 // then has what is written now.
 func TestRestart(t *testing.T) {
-	for seed := range uint64(60) {
+	for seed := range uint64(30) {
 		g := generator{rand.New(rand.NewPCG(seed, 7))}
 		w := newWorld(t)
 		w.populate(4, 4)
