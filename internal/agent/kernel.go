@@ -149,6 +149,16 @@ func (k *kernel) SetSubject(ips []netip.Addr, ifindex int, subject uint32) error
 	return k.pods.SetSubject(ips, ifindex, subject)
 }
 
+// Subjects are those that attached pods have.
+func (k *kernel) Subjects() (map[uint32]bool, error) {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if k.pods == nil {
+		return nil, errNotLoaded
+	}
+	return k.pods.Subjects()
+}
+
 // prune forgets every pod that is not among recorded.
 func (k *kernel) prune(recorded []*state.Pod) error {
 	var want []*pod.Endpoint

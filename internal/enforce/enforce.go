@@ -18,8 +18,8 @@
 // is judged again by its peers: once the kernel knows the identity, all subjects
 // get new numbers.
 //
-// Subjects of an earlier agent stay until Prune, with the classes that there were
-// then: pods that are not attached again yet have them. Those whose rules are
+// Subjects of an earlier agent stay as long as a pod has them that is not attached
+// again yet, and with them the classes that there were. Those whose rules are
 // still the same keep their numbers.
 package enforce
 
@@ -56,6 +56,8 @@ type Kernel interface {
 // Endpoints sets the subject of attached pods.
 type Endpoints interface {
 	SetSubject(ips []netip.Addr, ifindex int, subject uint32) error
+	// Subjects are those that attached pods have.
+	Subjects() (map[uint32]bool, error)
 }
 
 // Config is what an Enforcer needs.
@@ -100,7 +102,8 @@ type Enforcer struct {
 	nextClass  uint64
 	nextNumber uint32
 	pending    map[string]*state.Pod // attached before their rows are there, by container
-	adopted    map[uint32]*installed // subjects of an earlier agent; nil after Prune
+	adopted    map[uint32]*installed // subjects of an earlier agent; nil once nobody has them
+	restored   bool                  // Prune was called
 	links      map[policy.EndpointID]podLink
 	pods       []policy.Pod          // of the cluster, at the last change
 	retired    []*installed          // that an endpoint may still have until all are switched
@@ -197,22 +200,39 @@ func (e *Enforcer) Apply() error {
 	return e.apply()
 }
 
-// Prune removes what an earlier agent left; to be called once all pods of this
-// node are attached.
+// Prune removes what an earlier agent left; to be called once the pods of this
+// node are attached. What one still has that could not be attached stays until it
+// is.
 func (e *Enforcer) Prune() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	numbers := map[uint32]bool{}
-	for _, s := range e.subjects {
-		numbers[s.number] = true
-	}
-	if err := e.cfg.Kernel.Prune(func(n uint32) bool { return numbers[n] }); err != nil {
-		return err
-	}
-	e.adopted = nil
-	if e.result == nil {
+	e.restored = true
+	return e.prune()
+}
+
+func (e *Enforcer) prune() error {
+	if e.adopted == nil || !e.restored {
 		return nil
 	}
+	used, err := e.cfg.Endpoints.Subjects()
+	if err != nil {
+		return err
+	}
+	keep := map[uint32]bool{}
+	for _, s := range append(slices.Collect(maps.Values(e.subjects)), e.retired...) {
+		keep[s.number] = true
+	}
+	maps.DeleteFunc(e.adopted, func(n uint32, _ *installed) bool { return !used[n] })
+	for n := range e.adopted {
+		keep[n] = true
+	}
+	if err := e.cfg.Kernel.Prune(func(n uint32) bool { return keep[n] }); err != nil {
+		return err
+	}
+	if len(e.adopted) > 0 || e.result == nil {
+		return nil
+	}
+	e.adopted = nil
 	return e.dropClasses(wantedClasses(e.result))
 }
 
@@ -320,7 +340,7 @@ func (e *Enforcer) apply() error {
 		e.changed = time.Now()
 	}
 	e.result, e.generation = result, generation
-	return e.failed(nil)
+	return e.failed(e.prune())
 }
 
 // sameRules is true where two results mean the same for the pods of this node.

@@ -424,3 +424,34 @@ func TestStatus(t *testing.T) {
 		}
 	}
 }
+
+// TestRestartThatDoesNotFit: a pod that cannot be attached again, because its new
+// rules do not fit beside the old ones, keeps the old ones until it can.
+func TestRestartThatDoesNotFit(t *testing.T) {
+	w := newWorld(t)
+	w.populate(2, 2)
+	check(t, w.Prune())
+	w.policies(allowFrom("a", "web", 80, block("10.0.0.0/8")))
+	check(t, w.Apply())
+	txn := w.tables.DB.WriteTxn(w.tables.Pods)
+	check(t, w.tables.Pods.DeleteAll(txn))
+	txn.Commit()
+	w.policies(allowFrom("a", "web", 443, block("10.0.0.0/8", "10.244.2.2/32")))
+	w.kernel.max = w.kernel.count() + 1
+	x := w.watchPods()
+	w.start(maps.Clone(w.Enforcer.identities))
+	if err := w.Attach(w.pod("l2", "web", 2), func(uint32) error { t.Error("attached"); return nil }); err == nil {
+		t.Error("it fits")
+	}
+	w.add(w.pod("l3", "db", 3))
+	check(t, w.Prune())
+	if len(x.seen[local(2)]) > 0 {
+		t.Errorf("the pod has lost its rules: %s", x.firstThird(local(2), x.before[local(2)], ""))
+	}
+	w.kernel.max = 1 << 20
+	w.add(w.pod("l2", "web", 2))
+	check(t, w.Apply())
+	x.stop("fits again")
+	w.agree("fits again")
+	w.clean("fits again")
+}

@@ -143,6 +143,17 @@ func (k *kernel) SetSubject(ips []netip.Addr, ifindex int, subject uint32) error
 	return nil
 }
 
+// pods is the map of endpoints.
+type pods struct{ *kernel }
+
+func (p pods) Subjects() (map[uint32]bool, error) {
+	out := map[uint32]bool{}
+	for _, n := range p.endpoints {
+		out[n] = true
+	}
+	return out, nil
+}
+
 // attach is what the datapath does with a new pod.
 func (k *kernel) attach(ips []netip.Addr, ifindex int, subject uint32) {
 	for _, a := range ips {

@@ -53,7 +53,7 @@ func newWorld(t *testing.T) *world {
 func (w *world) start(known map[netip.Addr]uint64) {
 	w.Helper()
 	e, err := New(Config{
-		Node: "node1", Tables: w.tables, Identities: w.identities, Kernel: w.kernel, Endpoints: w.kernel,
+		Node: "node1", Tables: w.tables, Identities: w.identities, Kernel: w.kernel, Endpoints: pods{w.kernel},
 		Log: slog.New(slog.DiscardHandler), Known: known,
 		Settled: func(context.Context) error {
 			w.settled++

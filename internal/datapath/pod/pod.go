@@ -111,6 +111,23 @@ func (d *Datapath) SetSubject(ips []netip.Addr, ifindex int, subject uint32) err
 	return nil
 }
 
+// Subjects are those that attached pods have.
+func (d *Datapath) Subjects() (map[uint32]bool, error) {
+	var (
+		k   pin.KernelAddr
+		v   pin.KernelEndpoint
+		out = map[uint32]bool{}
+		it  = d.endpoints.Iterate()
+	)
+	for it.Next(&k, &v) {
+		out[v.Subject] = true
+	}
+	if err := it.Err(); err != nil {
+		return nil, fmt.Errorf("walk endpoints: %w", err)
+	}
+	return out, nil
+}
+
 // Detach forgets the pod. An unknown one is not an error; an address that
 // another device has taken over by now stays.
 func (d *Datapath) Detach(ep *Endpoint) error {
