@@ -188,28 +188,53 @@ static __always_inline bool ct_within_quota(const struct packet *p, __u8 directi
 static SUBPROGRAM int ct_create(struct __sk_buff *skb, const struct packet *p,
 				const struct lookup *l)
 {
-	__u32 now = now_seconds();
+	__u64 src = identity_of(&p->src), dst = identity_of(&p->dst);
+	__u32 now = now_seconds(), reply = l->reply & 1;
 	struct ct_entry e = {
-		.src_identity = identity_of(&p->src),
-		.dst_identity = identity_of(&p->dst),
-		.subject = {l->src_subject, l->dst_subject},
-		.flags = l->from_a ? CT_FROM_A : 0,
+		.src_identity = reply ? dst : src,
+		.dst_identity = reply ? src : dst,
+		.flags = (l->from_a == !reply ? CT_FROM_A : 0) | (reply ? CT_REPLIED : 0),
 		.last_seen = now,
 		.last_report = now,
 	};
 	long err;
 
-	e.packets[0] = 1;
-	e.bytes[0] = skb->len;
+	e.subject[reply] = l->src_subject;
+	e.subject[1 - reply] = l->dst_subject;
+	e.packets[reply] = 1;
+	e.bytes[reply] = skb->len;
 	if (p->protocol == IPPROTO_TCP)
-		e.flags |= ct_tcp_flags(p->tcp_flags, false, 0);
+		e.flags |= ct_tcp_flags(p->tcp_flags, reply, 0);
 	if (!ct_within_quota(p, l->direction))
 		return DROP_CONNTRACK_QUOTA;
 	err = bpf_map_update_elem(&weft_conntrack, &l->key, &e, BPF_NOEXIST);
 	if (err)
 		return err == -EEXIST ? -EEXIST : DROP_CONNTRACK_FULL;
-	emit(skb, p, EVENT_NEW, l->direction, 0, e.src_identity, e.dst_identity, 1, skb->len);
+	emit(skb, p, EVENT_NEW, l->direction, 0, src, dst, 1, skb->len);
 	return 0;
+}
+
+/* Judges what seems to be a new connection. A TCP packet without SYN is in the
+ * middle of one that was forgotten: it may be an answer, and passes as one
+ * where the other end may begin. That opens nothing: without a SYN there is no
+ * connection to the other end. Returns 0 with l->reply, or a drop reason. */
+static __always_inline int ct_judge_new(struct packet *p, struct lookup *l)
+{
+	__u32 rule;
+	int err;
+
+	if (!(l->src_subject | l->dst_subject))
+		return 0;
+	err = policy_judge(p, l);
+	if (!err || p->protocol != IPPROTO_TCP || p->tcp_flags & TCP_SYN || p->later_fragment)
+		return err;
+	rule = p->rule;
+	l->reply = 1;
+	if (!policy_judge(p, l))
+		return 0;
+	l->reply = 0;
+	p->rule = rule;
+	return err;
 }
 
 /* Whether the connection may go on: it is judged again under rules that are not
@@ -253,7 +278,7 @@ static __always_inline int conntrack(struct __sk_buff *skb, struct packet *p, st
 		e = NULL;
 	}
 	if (!e) {
-		err = l->src_subject | l->dst_subject ? policy_judge(p, l) : 0;
+		err = ct_judge_new(p, l);
 		if (!err)
 			err = ct_create(skb, p, l);
 		if (err && err != -EEXIST)

@@ -392,3 +392,47 @@ func TestMap(t *testing.T) {
 func sameEntries(a, b []policy.Entry) bool {
 	return len(a) == len(b) && !slices.ContainsFunc(a, func(e policy.Entry) bool { return !slices.Contains(b, e) })
 }
+
+// TestForgotten: the table forgets an idle connection; an answer of the end that
+// may not begin one passes all the same, and begins nothing.
+func TestForgotten(t *testing.T) {
+	fix := newFixture(t, nil)
+	es := []policy.Entry{ // A may be asked and may not ask
+		{Direction: policy.Egress, Lower: deny(1<<30, 50)},
+		{Direction: policy.Ingress, Lower: allow(0xfffffffe, 0)},
+	}
+	each(t, func(t *testing.T, f pt.Family) {
+		fix.install(t, 7|ingressBit, es, nil)
+		for _, peer := range []netip.Addr{f.B, f.RemotePod} {
+			fix.subject(t, 0, 7|ingressBit)
+			fix.Reset()
+			open := tcp(peer, f.A, 80)
+			answer := open.Reply().With(func(p *pt.Packet) { p.Flags = pt.ACK })
+			if got := fix.send(t, answer); got != passed {
+				t.Errorf("answer of a forgotten connection: %v", got)
+			}
+			if c := fix.Conns(); len(c) != 1 {
+				t.Errorf("connections %v", c)
+			}
+			// the asker is still who began: his next packet is no answer
+			if got := fix.send(t, open.With(func(p *pt.Packet) { p.Flags = pt.ACK })); got != passed {
+				t.Errorf("next packet of the asker: %v", got)
+			}
+			fix.Reset()
+			if got := fix.send(t, open.Reply()); got != denied(50) {
+				t.Errorf("a SYN of who may not ask: %v", got)
+			}
+		}
+		// where neither end may begin, nothing passes
+		check(t, fix.Install(8|ingressBit, []policy.Entry{
+			{Direction: policy.Egress, Lower: deny(1<<30, 50)},
+			{Direction: policy.Ingress, Lower: deny(1<<30, 51)},
+		}))
+		fix.subject(t, 0, 8|ingressBit)
+		fix.Reset()
+		if got := fix.send(t, tcp(f.A, f.B, 80).With(func(p *pt.Packet) { p.Flags = pt.ACK })); got != denied(50) {
+			t.Errorf("an ACK where nobody may begin: %v", got)
+		}
+		fix.subject(t, 0, 0)
+	})
+}
