@@ -102,6 +102,7 @@ type Enforcer struct {
 	nextClass  uint64
 	nextNumber uint32
 	pending    map[string]*state.Pod // attached before their rows are there, by container
+	refused    map[string]error      // why a pod is not attached, by container
 	adopted    map[uint32]*installed // subjects of an earlier agent; nil once nobody has them
 	restored   bool                  // Prune was called
 	links      map[policy.EndpointID]podLink
@@ -130,6 +131,7 @@ func New(c Config) (*Enforcer, error) {
 		cfg: c, classes: classes, nextClass: policy.FirstClass, nextNumber: 1,
 		subjects: map[policy.SubjectKey]*installed{}, endpoints: map[policy.EndpointID]uint32{},
 		numbered: map[netip.Prefix]uint64{}, pending: map[string]*state.Pod{}, identities: c.Known,
+		refused: map[string]error{},
 		adopted: map[uint32]*installed{}, links: map[policy.EndpointID]podLink{},
 	}
 	for n, entries := range subjects {
@@ -153,6 +155,7 @@ func (e *Enforcer) Attach(p *state.Pod, attach func(subject uint32) error) error
 	defer e.mu.Unlock()
 	before, was := e.pending[p.ContainerID]
 	e.pending[p.ContainerID] = p
+	delete(e.refused, p.ContainerID)
 	err := e.attach(p, attach)
 	if err != nil && was {
 		e.pending[p.ContainerID] = before
@@ -171,7 +174,9 @@ func (e *Enforcer) attach(p *state.Pod, attach func(subject uint32) error) error
 	err := e.apply()
 	number, ok := e.endpoints[id]
 	if err != nil && !ok {
-		return fmt.Errorf("policy of pod %s: %w", state.Key(p.Namespace, p.Name), err)
+		err = fmt.Errorf("policy of pod %s: %w", state.Key(p.Namespace, p.Name), err)
+		e.refused[p.ContainerID] = err
+		return err
 	}
 	if err := attach(number); err != nil {
 		return err
@@ -190,6 +195,7 @@ func (e *Enforcer) Detach(p *state.Pod) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.pending, p.ContainerID)
+	delete(e.refused, p.ContainerID)
 	delete(e.endpoints, policy.Endpoint(p.Namespace, p.Name, p.IPs))
 }
 
@@ -291,10 +297,16 @@ func (e *Enforcer) Settle(ctx context.Context) error {
 	return nil
 }
 
-// failed notes how the last attempt ended.
+// failed notes how the last attempt ended; that a pod waits for its policy counts
+// as a failure, too.
 func (e *Enforcer) failed(err error) error {
 	e.err = err
-	e.cfg.Report(err)
+	for _, refused := range e.refused {
+		if e.err == nil {
+			e.err = refused
+		}
+	}
+	e.cfg.Report(e.err)
 	return err
 }
 

@@ -203,9 +203,11 @@ func TestFullMap(t *testing.T) {
 		t.Errorf("status %+v, was %+v", st, status)
 	}
 	// a new pod that needs what does not fit is refused, one that does not is not
-	if err := w.Attach(w.pod("new", "web", 9), func(uint32) error { t.Error("attached"); return nil }); err == nil {
+	fresh := w.pod("new", "web", 9)
+	if err := w.Attach(fresh, func(uint32) error { t.Error("attached"); return nil }); err == nil {
 		t.Error("a pod whose policy is not in force was attached")
 	}
+	w.Detach(fresh)
 	w.kernel.max = 1 << 20
 	check(t, w.Apply())
 	w.agree("room again")
@@ -445,6 +447,10 @@ func TestRestartThatDoesNotFit(t *testing.T) {
 	}
 	w.add(w.pod("l3", "db", 3))
 	check(t, w.Prune())
+	check(t, w.Apply())
+	if st := w.Status(); st.Err == nil || w.reports[len(w.reports)-1] == nil {
+		t.Error("a pod waits for its policy, and the status does not say so")
+	}
 	if len(x.seen[local(2)]) > 0 {
 		t.Errorf("the pod has lost its rules: %s", x.firstThird(local(2), x.before[local(2)], ""))
 	}
@@ -452,6 +458,9 @@ func TestRestartThatDoesNotFit(t *testing.T) {
 	w.add(w.pod("l2", "web", 2))
 	check(t, w.Apply())
 	x.stop("fits again")
+	if st := w.Status(); st.Err != nil {
+		t.Errorf("it fits again: %v", st.Err)
+	}
 	w.agree("fits again")
 	w.clean("fits again")
 }

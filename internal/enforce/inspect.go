@@ -5,6 +5,8 @@ package enforce
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/weft-mesh/weft/internal/policy"
@@ -37,8 +39,10 @@ func (e *Enforcer) Status() Status {
 		MaxEntries: e.cfg.Kernel.MaxEntries(), Err: e.err,
 		Policies: e.cfg.Tables.Policies.NumObjects(e.cfg.Tables.DB.ReadTxn()),
 	}
-	for _, i := range e.subjects {
-		s.Entries += len(i.entries)
+	for _, list := range [][]*installed{slices.Collect(maps.Values(e.subjects)), slices.Collect(maps.Values(e.adopted)), e.retired, e.garbage} {
+		for _, i := range list {
+			s.Entries += len(i.entries)
+		}
 	}
 	for _, n := range e.endpoints {
 		if n != 0 {
