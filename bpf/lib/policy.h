@@ -13,8 +13,9 @@ struct policy_key {
 	__be16 port; /* of the destination; 0 for protocols without */
 } __attribute__((packed));
 
-/* Set in the number of a subject whose ingress a policy judges. */
+/* Set in the number of a subject whose ingress, or egress, a policy judges. */
 #define SUBJECT_INGRESS (1U << 31)
+#define SUBJECT_EGRESS (1U << 30)
 
 /* Bits of subject, direction and peer: they always match in full. */
 #define POLICY_EXACT 104
@@ -154,6 +155,8 @@ static SUBPROGRAM int policy_judge(struct packet *p, const struct lookup *l)
 	};
 	__u32 rule = 0;
 
+	if (s.identity == IDENTITY_UNKNOWN && s.subject & SUBJECT_EGRESS)
+		return DROP_IDENTITY_UNKNOWN;
 	if (s.subject && s.identity != IDENTITY_NODE && !policy_side(&s, dst, &rule)) {
 		p->rule = rule;
 		return DROP_POLICY;

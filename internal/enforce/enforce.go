@@ -135,7 +135,7 @@ func New(c Config) (*Enforcer, error) {
 		adopted: map[uint32]*installed{}, links: map[policy.EndpointID]podLink{},
 	}
 	for n, entries := range subjects {
-		e.nextNumber = max(e.nextNumber, n&^subjectIngress+1)
+		e.nextNumber = max(e.nextNumber, n&^subjectFlags+1)
 		e.adopted[n] = &installed{number: n, entries: entries}
 		for _, x := range entries {
 			e.nextClass = max(e.nextClass, x.Peer+1)
@@ -390,7 +390,7 @@ func (e *Enforcer) renumber() error {
 		users[n] = append(users[n], id)
 	}
 	for _, s := range e.subjects {
-		old, next := *s, installed{number: e.next(s.number&subjectIngress != 0)}
+		old, next := *s, installed{number: e.next(s.number & subjectFlags)}
 		if err := e.write(&next, old.entries); err != nil {
 			e.garbage = append(e.garbage, &next)
 			return err
@@ -469,7 +469,7 @@ func (e *Enforcer) installSubjects(r *policy.Result, wanted map[netip.Prefix]uin
 			}
 			continue
 		}
-		i = &installed{number: e.next(s.Ingress)}
+		i = &installed{number: e.next(flags(s))}
 		if err := e.write(i, inherit(s.Entries, leaving)); err != nil {
 			e.garbage = append(e.garbage, i)
 			return added, err
@@ -480,18 +480,30 @@ func (e *Enforcer) installSubjects(r *policy.Result, wanted map[netip.Prefix]uin
 	return added, nil
 }
 
-// subjectIngress is set in the number of a subject whose ingress a policy judges
-// (SUBJECT_INGRESS of bpf/lib/policy.h).
-const subjectIngress uint32 = 1 << 31
+// Set in the number of a subject whose ingress, or egress, a policy judges
+// (SUBJECT_INGRESS and SUBJECT_EGRESS of bpf/lib/policy.h).
+const (
+	subjectIngress uint32 = 1 << 31
+	subjectEgress  uint32 = 1 << 30
+	subjectFlags          = subjectIngress | subjectEgress
+)
 
-// next returns a number that no subject has had.
-func (e *Enforcer) next(ingress bool) uint32 {
+func flags(s *policy.Subject) uint32 {
+	var f uint32
+	if s.Ingress {
+		f |= subjectIngress
+	}
+	if s.Egress {
+		f |= subjectEgress
+	}
+	return f
+}
+
+// next returns a number with these flags that no subject has had.
+func (e *Enforcer) next(flags uint32) uint32 {
 	n := e.nextNumber
 	e.nextNumber++
-	if ingress {
-		n |= subjectIngress
-	}
-	return n
+	return n | flags
 }
 
 // adopt returns a subject of an earlier agent with these very rules.
@@ -504,7 +516,7 @@ func (e *Enforcer) adopt(s *policy.Subject) *installed {
 		want[x] = true
 	}
 	for n, i := range e.adopted {
-		if n&subjectIngress != 0 != s.Ingress || len(i.entries) != len(want) {
+		if n&subjectFlags != flags(s) || len(i.entries) != len(want) {
 			continue
 		}
 		if !slices.ContainsFunc(i.entries, func(x policy.Entry) bool { return !want[x] }) {

@@ -274,6 +274,9 @@ func (w *cluster) install(t *testing.T) {
 		if s.Ingress {
 			numbers[key] |= ingressBit
 		}
+		if s.Egress {
+			numbers[key] |= egressBit
+		}
 		check(t, w.fix.Install(numbers[key], s.Entries))
 	}
 	for i := range w.input.Pods {
@@ -326,10 +329,14 @@ func (w *cluster) trace(from, to party, p pt.Packet) outcome {
 		port = 0
 	}
 	d := w.result.Trace(end(from), end(to), p.Protocol, port)
+	key, ok := w.result.Endpoints[end(from).Endpoint]
+	if ok && to.id == identity.Unknown && w.result.Subjects[key].Egress {
+		return outcome{"identity-unknown", 0}
+	}
 	if d.Egress.Verdict != policy.Allow {
 		return denied(d.Egress.Rule.Number)
 	}
-	key, ok := w.result.Endpoints[end(to).Endpoint]
+	key, ok = w.result.Endpoints[end(to).Endpoint]
 	if ok && from.id == identity.Unknown && w.result.Subjects[key].Ingress {
 		return outcome{"identity-unknown", 0}
 	}

@@ -21,8 +21,11 @@ import (
 	"github.com/weft-mesh/weft/internal/policy"
 )
 
-// ingressBit is SUBJECT_INGRESS of bpf/lib/policy.h.
-const ingressBit = 1 << 31
+// SUBJECT_INGRESS and SUBJECT_EGRESS of bpf/lib/policy.h.
+const (
+	ingressBit = 1 << 31
+	egressBit  = 1 << 30
+)
 
 // fixture is a node with two pods, all programs loaded and attached.
 type fixture struct {

@@ -227,6 +227,14 @@ func TestUnknown(t *testing.T) {
 				t.Errorf("subject %#x: %d connections", c.subject, n)
 			}
 		}
+		for subject, want := range map[uint32]outcome{0: passed, 7 | ingressBit: passed, 7 | egressBit: {"identity-unknown", 0}} {
+			fix.install(t, subject|1, es, nil)
+			fix.subject(t, 0, subject)
+			fix.Reset()
+			if got := fix.send(t, tcp(f.A, f.RemotePod, 80)); got != want {
+				t.Errorf("egress of subject %#x: %v, want %v", subject, got, want)
+			}
+		}
 		fix.know(t, f.RemotePod, pt.IdentityRemotePods, ipcache.Pod)
 		if got := fix.send(t, tcp(f.RemotePod, f.A, 80)); got != passed {
 			t.Errorf("known: %v", got)
