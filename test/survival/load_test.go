@@ -37,20 +37,42 @@ type load struct {
 func startLoad(t *testing.T, l *testlab.Lab, name, from, url string) *load {
 	t.Helper()
 	x := &load{name: name}
-	x.cmd = l.Command(context.Background(), testlab.InPod(from, "weft", "get", "--quiet", "--keepalive",
-		"--concurrency", strconv.Itoa(connections), "--count", "0", "--interval", "20ms", url)...)
+	x.start(t, l, from, "--keepalive", "--concurrency", strconv.Itoa(connections), "--count", "0", "--interval", "20ms", url)
+	return x
+}
+
+func (x *load) start(t *testing.T, l *testlab.Lab, from string, args ...string) {
+	t.Helper()
+	x.cmd = l.Command(context.Background(), testlab.InPod(from, append([]string{"weft", "get", "--quiet"}, args...)...)...)
 	x.cmd.Stdout, x.cmd.Stderr = &x.out, &x.out
 	if err := x.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = x.cmd.Process.Kill() })
-	return x
 }
 
 var summary = regexp.MustCompile(`(\d+) requests, (\d+) failed`)
 
 // stop ends the load; every one of its requests must have been answered.
 func (x *load) stop(t *testing.T) {
+	t.Helper()
+	total, failed := x.end(t)
+	if total == "0" || failed != "0" {
+		t.Errorf("%s: want requests, and none that failed", x.name)
+	}
+}
+
+// refused ends the load; not one of its requests may have been answered.
+func (x *load) refused(t *testing.T) {
+	t.Helper()
+	if total, failed := x.end(t); total == "0" || failed != total {
+		t.Errorf("%s: want requests, and each to fail", x.name)
+	}
+}
+
+// end interrupts the load and returns how many requests it made and how many of
+// them failed.
+func (x *load) end(t *testing.T) (total, failed string) {
 	t.Helper()
 	if err := x.cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Errorf("%s: stop: %v", x.name, err)
@@ -61,11 +83,12 @@ func (x *load) stop(t *testing.T) {
 		t.Errorf("%s: %v", x.name, err)
 	}
 	text := strings.TrimSpace(x.out.String())
-	t.Logf("%s: %s", x.name, text)
+	t.Logf("%s: %.200s", x.name, text)
 	m := summary.FindStringSubmatch(text)
-	if m == nil || m[1] == "0" || m[2] != "0" || err != nil {
-		t.Errorf("%s: want requests, and none that failed (%v)", x.name, err)
+	if m == nil {
+		t.Fatalf("%s: no summary", x.name)
 	}
+	return m[1], m[2]
 }
 
 // tcp reads counters of TCP in the network of a pod.
@@ -139,12 +162,44 @@ func TestKillUnderLoad(t *testing.T) {
 			server := `weft, serve, http, --port, "8080"`
 			l.Up(t, pod("client1", "node1", "sleep, infinity")+pod("client2", "node2", "sleep, infinity")+
 				pod("server1", "node1", server)+pod("server2", "node2", server), "--tunnel", tunnel)
-			killUnderLoad(t, l)
+			killUnderLoad(t, l, nil)
 		})
 	}
 }
 
-func killUnderLoad(t *testing.T, l *testlab.Lab) {
+// onlyClients lets the clients ask the servers, and nobody else.
+const onlyClients = `---
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: only-clients}
+spec:
+  podSelector: {matchExpressions: [{key: app, operator: In, values: [server1, server2]}]}
+  ingress: [{from: [{podSelector: {matchExpressions: [{key: app, operator: In, values: [client1, client2]}]}}]}]
+`
+
+// TestKillUnderPolicy: the same under a policy that allows the load, while a pod
+// that it does not allow asks all the time: the agents come and go ten times, and
+// not once is a window open.
+func TestKillUnderPolicy(t *testing.T) {
+	l := testlab.New(t)
+	server := `weft, serve, http, --port, "8080"`
+	l.Up(t, pod("client1", "node1", "sleep, infinity")+pod("client2", "node2", "sleep, infinity")+pod("stranger", "node1", "sleep, infinity")+
+		pod("server1", "node1", server)+pod("server2", "node2", server)+onlyClients)
+	killUnderLoad(t, l, func(t *testing.T, ips map[string][]string) []*load {
+		var strangers []*load
+		for _, server := range []string{"server1", "server2"} {
+			x := &load{name: "stranger to " + server}
+			x.start(t, l, "default/stranger", "--concurrency", "8", "--count", "0", "--timeout", "300ms", "http://"+ips[server][0]+":8080/")
+			strangers = append(strangers, x)
+		}
+		return strangers
+	})
+}
+
+// killUnderLoad runs the loads through ten kills of each agent. strangers starts
+// loads of which every request must fail; nil for none, and then no packet may be
+// dropped at all.
+func killUnderLoad(t *testing.T, l *testlab.Lab, strangers func(*testing.T, map[string][]string) []*load) {
 	st, err := l.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -171,6 +226,10 @@ func killUnderLoad(t *testing.T, l *testlab.Lab) {
 		}
 		return nil
 	})
+	var refused []*load
+	if strangers != nil {
+		refused = strangers(t, ips)
+	}
 	before := look(t, l)
 	for range kills {
 		for _, node := range []string{"node1", "node2"} {
@@ -185,13 +244,18 @@ func killUnderLoad(t *testing.T, l *testlab.Lab) {
 	for _, x := range loads {
 		x.stop(t)
 	}
+	for _, x := range refused {
+		x.refused(t)
+	}
 	for _, node := range []string{"node1", "node2"} {
 		st, err := l.Agent(t.Context(), node)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(st.Drops) > 0 {
-			t.Errorf("%s has dropped packets: %v", node, st.Drops)
+		for _, d := range st.Drops {
+			if strangers == nil || d.Name != "policy" {
+				t.Errorf("%s has dropped packets: %v", node, d)
+			}
 		}
 	}
 }
