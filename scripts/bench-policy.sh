@@ -69,6 +69,6 @@ path() {
 }
 for n in 10 1000; do
 	echo "== $n policies (A) beside none (B)"
-	"$weft" bench rr --pair-a "$(path $n)" --pair-b "$(path 0)" -c 1,16 "$@" 2>/dev/null
-	"$weft" bench rr --pair-a "$(path $n)" --pair-b "$(path 0)" --connect-per-request "$@" 2>/dev/null
+	"$weft" bench rr --pair-a "$(path $n)" --pair-b "$(path 0)" -c 1,16 "$@"
+	"$weft" bench rr --pair-a "$(path $n)" --pair-b "$(path 0)" --connect-per-request "$@"
 done

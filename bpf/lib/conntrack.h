@@ -14,6 +14,7 @@ enum ct_flag {
 	CT_DENIED = 1 << 7,      /* by rules that came after it began */
 	CT_ALIVE_ORIG = 1 << 8,  /* goes on sending after a RST */
 	CT_ALIVE_REPLY = 1 << 9,
+	CT_OWNED_ORIG = 1 << 10, /* counts for the originator's quota, else the responder's */
 };
 
 #define CT_CLOSING (CT_FIN_ORIG | CT_FIN_REPLY | CT_RST)
@@ -153,8 +154,8 @@ static __always_inline bool ct_is_over(const struct ct_entry *e, const struct pa
 	return e->flags & CT_CLOSING || (reply && !(e->flags & CT_REPLIED));
 }
 
-/* Live connections of each address of a pod; corrected by user space at each
- * collection. */
+/* Live connections of each address of a pod, closed ones apart; corrected by
+ * user space at each collection. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
@@ -177,10 +178,22 @@ static __always_inline bool ct_within_quota(const struct packet *p, __u8 directi
 		bpf_map_update_elem(&weft_quota, pod, &one, BPF_NOEXIST);
 		return true;
 	}
-	if (ct_max_per_pod && *live >= ct_max_per_pod)
+	/* signed: what was counted down twice is corrected later */
+	if (ct_max_per_pod && (__s64)*live >= ct_max_per_pod)
 		return false;
 	__sync_fetch_and_add(live, 1);
 	return true;
+}
+
+/* Gives back what a connection that has closed took: it stays in the table for
+ * late packets, and a pod may open the next one. */
+static __always_inline void ct_closed(const struct ct_entry *e, const struct packet *p, bool reply)
+{
+	bool owner_sent = !(e->flags & CT_OWNED_ORIG) == reply;
+	__u64 *live = bpf_map_lookup_elem(&weft_quota, owner_sent ? &p->src : &p->dst);
+
+	if (live)
+		__sync_fetch_and_add(live, -1);
 }
 
 /* Makes the entry of a new connection. Returns 0, a drop reason, or -EEXIST
@@ -193,7 +206,8 @@ static SUBPROGRAM int ct_create(struct __sk_buff *skb, const struct packet *p,
 	struct ct_entry e = {
 		.src_identity = reply ? dst : src,
 		.dst_identity = reply ? src : dst,
-		.flags = (l->from_a == !reply ? CT_FROM_A : 0) | (reply ? CT_REPLIED : 0),
+		.flags = (l->from_a == !reply ? CT_FROM_A : 0) | (reply ? CT_REPLIED : 0) |
+			 ((l->direction == DIRECTION_EGRESS) == !reply ? CT_OWNED_ORIG : 0),
 		.last_seen = now,
 		.last_report = now,
 	};
@@ -296,6 +310,8 @@ static __always_inline int conntrack(struct __sk_buff *skb, struct packet *p, st
 	if (err)
 		return err;
 	due = ct_account(e, p, l->reply & 1, skb->len, now);
+	if (due == EVENT_CLOSE)
+		ct_closed(e, p, l->reply & 1);
 	if (due)
 		emit(skb, p, due, l->direction, 0, l->reply ? e->dst_identity : e->src_identity,
 		     l->reply ? e->src_identity : e->dst_identity, e->packets[0] + e->packets[1],

@@ -100,9 +100,9 @@ type ConntrackConfig struct {
 	MaxMasqueraded int      `json:"maxMasqueraded"`
 	TCPSyn         Duration `json:"tcpSyn"`         // default 60s
 	TCPEstablished Duration `json:"tcpEstablished"` // default 6h
-	TCPClosing     Duration `json:"tcpClosing"`     // default 10s
-	UDP            Duration `json:"udp"`            // default 60s
-	UDPReplied     Duration `json:"udpReplied"`     // default 180s
+	TCPClosing     Duration `json:"tcpClosing"`     // default 5s; limits how many connections a second fit
+	UDP            Duration `json:"udp"`            // default 30s
+	UDPReplied     Duration `json:"udpReplied"`     // default 60s
 	Other          Duration `json:"other"`          // default 30s
 }
 
@@ -241,9 +241,9 @@ func (c *ConntrackConfig) setDefaults() {
 	c.MaxMasqueraded = or(c.MaxMasqueraded, 131072)
 	c.TCPSyn = or(c.TCPSyn, Duration(60*time.Second))
 	c.TCPEstablished = or(c.TCPEstablished, Duration(6*time.Hour))
-	c.TCPClosing = or(c.TCPClosing, Duration(10*time.Second))
-	c.UDP = or(c.UDP, Duration(60*time.Second))
-	c.UDPReplied = or(c.UDPReplied, Duration(180*time.Second))
+	c.TCPClosing = or(c.TCPClosing, Duration(5*time.Second))
+	c.UDP = or(c.UDP, Duration(30*time.Second))
+	c.UDPReplied = or(c.UDPReplied, Duration(60*time.Second))
 	c.Other = or(c.Other, Duration(30*time.Second))
 }
 

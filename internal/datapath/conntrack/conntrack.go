@@ -135,23 +135,23 @@ func (c *Collector) localPods() (map[pin.KernelAddr]uint64, error) {
 	return pods, nil
 }
 
-// owner is the end whose quota a connection counts for, as ct_within_quota of
-// bpf/lib/conntrack.h has it: the originator where it is a pod of this node,
-// else the responder.
-func owner(k *pin.KernelCtKey, e *pin.KernelCtEntry, pods map[pin.KernelAddr]uint64) pin.KernelAddr {
-	originator, responder := k.B, k.A
-	if e.Flags&uint32(pin.KernelCtFlagCT_FROM_A) != 0 {
-		originator, responder = k.A, k.B
+// owner is the end whose quota a connection counts for, which the datapath wrote
+// into it.
+func owner(k *pin.KernelCtKey, e *pin.KernelCtEntry) pin.KernelAddr {
+	has := func(f pin.KernelCtFlag) bool { return e.Flags&uint32(f) != 0 }
+	if has(pin.KernelCtFlagCT_FROM_A) == has(pin.KernelCtFlagCT_OWNED_ORIG) {
+		return k.A
 	}
-	if _, local := pods[originator]; local {
-		return originator
-	}
-	return responder
+	return k.B
 }
 
-// count adds one to a pod of this node; the connections of one that is gone
-// count for nobody.
-func count(pods map[pin.KernelAddr]uint64, a pin.KernelAddr) {
+// count adds a live connection to the pod of this node that it counts for; one
+// that is closed, or whose pod is gone, counts for nobody.
+func count(pods map[pin.KernelAddr]uint64, k *pin.KernelCtKey, e *pin.KernelCtEntry) {
+	if e.Flags&uint32(pin.KernelCtFlagCT_CLOSED) != 0 {
+		return
+	}
+	a := owner(k, e)
 	if n, ok := pods[a]; ok {
 		pods[a] = n + 1
 	}
@@ -187,14 +187,14 @@ func (c *Collector) collectConnections(now uint32, pods map[pin.KernelAddr]uint6
 	err = walk(c.conntrack, func(k *pin.KernelCtKey, e *pin.KernelCtEntry) error {
 		if !c.expired(k, e, now) {
 			live++
-			count(pods, owner(k, e, pods))
+			count(pods, k, e)
 			return nil
 		}
 		// it may have seen a packet since the batch was read
 		var again pin.KernelCtEntry
 		if err := c.conntrack.Lookup(k, &again); err == nil && !c.expired(k, &again, now) {
 			live++
-			count(pods, owner(k, e, pods))
+			count(pods, k, e)
 			return nil
 		}
 		return c.remove(c.conntrack, k)

@@ -52,6 +52,7 @@ const (
 	KernelCtFlagCT_DENIED      KernelCtFlag = 128
 	KernelCtFlagCT_ALIVE_ORIG  KernelCtFlag = 256
 	KernelCtFlagCT_ALIVE_REPLY KernelCtFlag = 512
+	KernelCtFlagCT_OWNED_ORIG  KernelCtFlag = 1024
 )
 
 type KernelCtKey struct {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -419,4 +420,33 @@ func TestSettingsReachTheProgram(t *testing.T) {
 			Conns: conn(p, fmt.Sprintf("1/0 nat %d", first)), NAT: []string{fmt.Sprintf("udp 198.51.100.7:53 %d>10.244.1.5:40000", first)},
 		})
 	}
+}
+
+// TestQuotaIsGivenBack: a pod may have one connection at a time, and opens one
+// after the other: a closed one stays in the table and counts no more, whichever
+// end began it or closed it.
+func TestQuotaIsGivenBack(t *testing.T) {
+	fix := newFixture(t, func(s *setting.Node) { s.MaxPerPod = 1 })
+	each(t, func(t *testing.T, f pt.Family) {
+		fix.Reset()
+		for i := range uint16(4) {
+			out := syn(f, f.Node).With(func(p *pt.Packet) { p.Sport += i })
+			in := out.Reply().With(func(p *pt.Packet) { p.Flags = pt.RST | pt.ACK })
+			if i%2 == 1 { // the node's process begins
+				in.Flags, out.Flags = pt.SYN, pt.RST|pt.ACK
+			}
+			steps := []func() pt.Out{
+				func() pt.Out { return fix.Run(fix.objects.FromPod, pt.In{Device: pt.PodA, Frame: out.Bytes()}) },
+				func() pt.Out { return fix.Run(fix.objects.ToPod, pt.In{Device: pt.PodA, Frame: in.Bytes()}) },
+			}
+			if i%2 == 1 {
+				slices.Reverse(steps)
+			}
+			for n, step := range steps {
+				if got := step(); got.Verdict != pt.Pass {
+					t.Errorf("connection %d, packet %d: verdict %d", i, n, got.Verdict)
+				}
+			}
+		}
+	})
 }
