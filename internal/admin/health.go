@@ -63,8 +63,8 @@ func (s *Server) serveHealth(ctx context.Context, l net.Listener) error {
 	return nil
 }
 
-// healthHandler answers /healthz (the process lives) and /readyz (pods can be
-// wired and flows observed).
+// healthHandler answers /healthz (the process lives), /readyz (pods can be wired
+// and flows observed) and /metrics.
 func (s *Server) healthHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -89,5 +89,8 @@ func (s *Server) healthHandler() http.Handler {
 		}
 		w.Write(append(body, '\n'))
 	})
+	if s.providers.Metrics != nil {
+		mux.Handle("GET /metrics", s.providers.Metrics)
+	}
 	return mux
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -39,7 +40,7 @@ type Config struct {
 	// Socket is the path of the unix socket. Its folder is made (0700) where
 	// it is missing. At most 107 bytes.
 	Socket string
-	// Health is the TCP address of /healthz and /readyz, such as
+	// Health is the TCP address of /healthz, /readyz and /metrics, such as
 	// "127.0.0.1:9879"; empty for none.
 	Health string
 	// StopTimeout is how long calls may take to end when the server stops,
@@ -88,6 +89,8 @@ type Providers struct {
 	// Policy returns what tells about policy, or a gRPC status while there is
 	// nothing yet. Nil for an agent without policy.
 	Policy func() (Policy, error)
+	// Metrics answers /metrics of the health server; nil for none.
+	Metrics http.Handler
 	// WaitApplied is nil for an agent without a manifest folder.
 	WaitApplied WaitApplied
 	// Cni is the service for the CNI plugin; nil for none.

@@ -31,6 +31,7 @@ import (
 	"github.com/weft-mesh/weft/internal/flow"
 	"github.com/weft-mesh/weft/internal/identity"
 	"github.com/weft-mesh/weft/internal/ipam"
+	"github.com/weft-mesh/weft/internal/metrics"
 	"github.com/weft-mesh/weft/internal/netdev"
 	"github.com/weft-mesh/weft/internal/source/cni"
 	"github.com/weft-mesh/weft/internal/source/file"
@@ -183,6 +184,7 @@ func (a *agent) run(ctx context.Context) error {
 		Flows:       a.gate,
 		Node:        a.cfg.Node,
 		Policy:      a.gate.Policy,
+		Metrics:     metrics.Handler(a.status.get),
 		WaitApplied: a.waitApplied,
 		Cni:         a.gate,
 	}, a.log)

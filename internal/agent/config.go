@@ -49,7 +49,7 @@ type LogConfig struct {
 
 // HealthConfig is where health is served by HTTP.
 type HealthConfig struct {
-	// Address of /healthz and /readyz, HOST:PORT. Default 127.0.0.1:9879; "-"
+	// Address of /healthz, /readyz and /metrics, HOST:PORT. Default 127.0.0.1:9879; "-"
 	// turns it off.
 	Address string `json:"address"`
 }
