@@ -50,6 +50,11 @@ static __always_inline bool is_v4(const struct addr *a)
 	return !a->d[0] && a->w[2] == bpf_htonl(0xffff);
 }
 
+static __always_inline bool is_link_local(const struct addr *a)
+{
+	return (a->w[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
+}
+
 /* An address that means something on one machine or link only: loopback,
  * unspecified ("this network" of IPv4), or IPv6 link-local. */
 static __always_inline bool is_unroutable(const struct addr *a)
@@ -58,5 +63,5 @@ static __always_inline bool is_unroutable(const struct addr *a)
 		return a->b[12] == 0 || a->b[12] == 127;
 	if (!a->d[0] && !a->w[2])
 		return !a->w[3] || a->w[3] == bpf_htonl(1);
-	return (a->w[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
+	return is_link_local(a);
 }

@@ -81,11 +81,6 @@ struct nd_advert {
 
 #define ND_MESSAGE_LEN (sizeof(struct nd_advert) - sizeof(struct ipv6hdr))
 
-static __always_inline bool is_link_local(const struct addr *a)
-{
-	return (a->w[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
-}
-
 /* Finds the MAC addresses for the answer to a solicitation: of the pod whose
  * address the sender is, or, for a link-local sender, as the frame has them
  * where it came by unicast: that is how Linux probes a neighbour it knows.

@@ -40,8 +40,6 @@ enum reason {
 	REASON_MAX,
 };
 
-#define FIRST_DROP DROP_MALFORMED
-
 struct counter {
 	__u64 packets;
 	__u64 bytes;

@@ -10,6 +10,7 @@ import (
 	"github.com/weft-mesh/weft/internal/addr"
 	"github.com/weft-mesh/weft/internal/datapath/setting"
 	"github.com/weft-mesh/weft/internal/netdev"
+	"github.com/weft-mesh/weft/internal/route"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
@@ -49,7 +50,7 @@ func settings(c *Config, uplink *netdev.Uplink, n *state.Node) (setting.Node, er
 		return setting.Node{}, fmt.Errorf("MTU %d of %s leaves %d for pods: want at least %d", uplink.MTU, uplink.Name, mtu, leastMTU)
 	}
 	for _, p := range n.PodCIDRs {
-		if g := gateway(p); g.Is4() {
+		if g := route.Gateway(p); g.Is4() {
 			s.Gateway4 = g
 		} else {
 			s.Gateway6 = g
@@ -57,9 +58,6 @@ func settings(c *Config, uplink *netdev.Uplink, n *state.Node) (setting.Node, er
 	}
 	return s, nil
 }
-
-// gateway is what the pods of a CIDR route to: its first address.
-func gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() }
 
 func gateways(s *setting.Node) []netip.Addr {
 	var out []netip.Addr
