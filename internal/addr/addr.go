@@ -51,6 +51,10 @@ func PrefixFrom16(b [16]byte, bits int) netip.Prefix {
 // Host returns the prefix that holds a alone: /32 or /128.
 func Host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a.Unmap(), a.Unmap().BitLen()) }
 
+// Gateway is what the pods of a pod CIDR route to: the first address behind the
+// network's own.
+func Gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Unmap().Next() }
+
 // Pick returns the first IPv4 and the first IPv6 address of as; an absent
 // family is the zero Addr.
 func Pick(as []netip.Addr) (v4, v6 netip.Addr) {

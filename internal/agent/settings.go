@@ -10,7 +10,6 @@ import (
 	"github.com/weft-mesh/weft/internal/addr"
 	"github.com/weft-mesh/weft/internal/datapath/setting"
 	"github.com/weft-mesh/weft/internal/netdev"
-	"github.com/weft-mesh/weft/internal/route"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
@@ -50,7 +49,7 @@ func settings(c *Config, uplink *netdev.Uplink, n *state.Node) (setting.Node, er
 		return setting.Node{}, fmt.Errorf("MTU %d of %s leaves %d for pods: want at least %d", uplink.MTU, uplink.Name, mtu, leastMTU)
 	}
 	for _, p := range n.PodCIDRs {
-		if g := route.Gateway(p); g.Is4() {
+		if g := addr.Gateway(p); g.Is4() {
 			s.Gateway4 = g
 		} else {
 			s.Gateway6 = g

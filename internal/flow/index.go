@@ -10,6 +10,7 @@ import (
 
 	"github.com/cilium/statedb"
 
+	"github.com/weft-mesh/weft/internal/addr"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
@@ -298,7 +299,7 @@ func nodeIPs(n *state.Node) []netip.Addr {
 	}
 	as := slices.Clone(n.IPs)
 	for _, p := range cidrs(n) {
-		as = append(as, p.Addr().Next())
+		as = append(as, addr.Gateway(p))
 	}
 	return as
 }

@@ -309,10 +309,6 @@ func (p *Pool) pruneOutside() {
 	p.outside = slices.DeleteFunc(p.outside, func(r released) bool { return now-r.at >= p.quarantine })
 }
 
-// Gateway returns the first address of a pod CIDR, which is never given out:
-// what pods use as their gateway.
-func Gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Next() }
-
 // Allocate gives k an address of each pod CIDR and stores data with it; where
 // k has addresses, it returns what it has, with created false. The address
 // taken is the one that is free for the longest time. A full CIDR gives a

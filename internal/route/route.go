@@ -116,10 +116,6 @@ type Result struct {
 	Conflicts []string
 }
 
-// Gateway is the address that pods of a CIDR have as their gateway: the first
-// behind the network's own.
-func Gateway(cidr netip.Prefix) netip.Addr { return cidr.Masked().Addr().Unmap().Next() }
-
 // Compute returns what the datapath and the kernel of in.Node need.
 func Compute(in Input) Result {
 	c := &computation{in: in, hops: map[string]hop{}, owners: map[netip.Prefix]string{}, out: Result{
@@ -175,7 +171,7 @@ func (c *computation) ownAddresses(nodes []*state.Node) {
 		for _, p := range n.PodCIDRs {
 			c.own = append(c.own, p.Masked())
 			if c.in.Tunnel { // the tunnel device has it, to speak to remote pods
-				c.claim(who, addr.Host(Gateway(p)), e)
+				c.claim(who, addr.Host(addr.Gateway(p)), e)
 			}
 		}
 	}
@@ -287,7 +283,7 @@ func (c *computation) remoteCIDR(n *state.Node, p netip.Prefix) {
 	c.claim("node "+n.Name, p, e)
 	if c.in.Tunnel { // what that node speaks to pods with
 		e.Identity, e.Kind = identity.RemoteNode, Pod
-		c.claim("node "+n.Name, addr.Host(Gateway(p)), e)
+		c.claim("node "+n.Name, addr.Host(addr.Gateway(p)), e)
 	}
 	c.route(n.Name, p, h)
 }
@@ -324,7 +320,7 @@ func (c *computation) route(node string, p netip.Prefix, h hop) {
 		r.Tunnel = true
 		for _, own := range c.own {
 			if own.Addr().Is4() == p.Addr().Is4() {
-				r.Source = Gateway(own)
+				r.Source = addr.Gateway(own)
 			}
 		}
 	case !c.in.Tunnel && via.IsValid():

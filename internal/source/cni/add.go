@@ -141,7 +141,7 @@ func (s *Server) allocate(r *weftv1.CniAddRequest, key ipam.Key, sub *subject) (
 		Sources: valid(v4, v6), MTU: int(s.mtu.Load()),
 	}
 	for _, c := range sub.node.PodCIDRs {
-		rec.Gateways = append(rec.Gateways, ipam.Gateway(c))
+		rec.Gateways = append(rec.Gateways, addr.Gateway(c))
 	}
 	data, err := rec.encode()
 	if err != nil {
