@@ -17,6 +17,7 @@
 #include "lib/forward.h"
 #include "lib/icmp.h"
 #include "lib/masquerade.h"
+#include "lib/service.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -27,4 +28,6 @@ const enum policy_verdict *unused_policy_verdict __attribute__((unused));
 const enum ct_flag *unused_ct_flag __attribute__((unused));
 const enum ipcache_flag *unused_ipcache_flag __attribute__((unused));
 const enum event_type *unused_event_type __attribute__((unused));
+const enum service_flag *unused_service_flag __attribute__((unused));
+const enum service_flow_flag *unused_service_flow_flag __attribute__((unused));
 const enum direction *unused_direction __attribute__((unused));

@@ -15,6 +15,7 @@ enum ct_flag {
 	CT_ALIVE_ORIG = 1 << 8,  /* goes on sending after a RST */
 	CT_ALIVE_REPLY = 1 << 9,
 	CT_OWNED_ORIG = 1 << 10, /* counts for the originator's quota, else the responder's */
+	CT_SERVICE = 1 << 11,    /* packets of the responder look for a service_flow */
 };
 
 #define CT_CLOSING (CT_FIN_ORIG | CT_FIN_REPLY | CT_RST)

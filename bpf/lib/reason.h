@@ -14,6 +14,7 @@ enum reason {
 	FORWARD_FROM_NODE,  /* process of this node to a pod */
 	FORWARD_FROM_WIRE,  /* arrived at the uplink or the tunnel, to a pod */
 	FORWARD_REPLY,      /* an ARP, ND or ICMP answer made by the datapath */
+	FORWARD_SERVICE,    /* arrived for a service, to a backend elsewhere, or its answer */
 	FORWARD_MULTICAST,  /* from a pod: there is no multicast routing, ignored */
 	/* Drops, each also an event. */
 	DROP_MALFORMED,            /* a header is cut off or contradicts itself */
@@ -37,6 +38,11 @@ enum reason {
 	DROP_TUNNEL,               /* not what a node of the cluster sends through the tunnel */
 	DROP_POLICY,               /* network policy; the event holds the rule */
 	DROP_IDENTITY_UNKNOWN,     /* policy applies, and who sends is not known yet */
+	DROP_NO_BACKEND,           /* the service has none that this client may reach */
+	DROP_SOURCE_RANGE,         /* the service is not for this client */
+	DROP_SERVICE_FULL,         /* no room for another translated connection */
+	DROP_SERVICE_PORTS,        /* no free source port towards this backend */
+	DROP_DENIED,               /* the deny list of the node has the sender */
 	REASON_MAX,
 };
 

@@ -18,6 +18,28 @@ type KernelAddr struct {
 	B [16]uint8
 }
 
+type KernelAffinity struct {
+	_       structs.HostLayout
+	Backend uint32
+	Last    uint32
+}
+
+type KernelAffinityKey struct {
+	_       structs.HostLayout
+	Client  KernelAddr
+	Service uint32
+	Pad     uint32
+}
+
+type KernelBackend struct {
+	_        structs.HostLayout
+	Addr     KernelAddr
+	Port     uint16
+	Protocol uint8
+	Pad      [5]uint8
+	Hits     uint64
+}
+
 type KernelCounter struct {
 	_       structs.HostLayout
 	Packets uint64
@@ -53,6 +75,7 @@ const (
 	KernelCtFlagCT_ALIVE_ORIG  KernelCtFlag = 256
 	KernelCtFlagCT_ALIVE_REPLY KernelCtFlag = 512
 	KernelCtFlagCT_OWNED_ORIG  KernelCtFlag = 1024
+	KernelCtFlagCT_SERVICE     KernelCtFlag = 2048
 )
 
 type KernelCtKey struct {
@@ -122,6 +145,16 @@ const (
 	KernelEventTypeEVENT_DROP   KernelEventType = 4
 )
 
+type KernelFlowKey struct {
+	_        structs.HostLayout
+	Src      KernelAddr
+	Dst      KernelAddr
+	Sport    uint16
+	Dport    uint16
+	Protocol uint8
+	Pad      [3]uint8
+}
+
 type KernelFragmentKey struct {
 	_        structs.HostLayout
 	Src      KernelAddr
@@ -160,6 +193,12 @@ type KernelIpcacheKey struct {
 	_         structs.HostLayout
 	Prefixlen uint32
 	Addr      [4]uint32
+}
+
+type KernelMemberKey struct {
+	_       structs.HostLayout
+	Set     uint32
+	Backend uint32
 }
 
 type KernelNatEntry struct {
@@ -208,6 +247,13 @@ const (
 	KernelPolicyVerdictPOLICY_PASS  KernelPolicyVerdict = 3
 )
 
+type KernelRangeKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Service   uint32
+	Addr      [4]uint32
+}
+
 type KernelReason uint32
 
 const (
@@ -220,75 +266,165 @@ const (
 	KernelReasonFORWARD_FROM_NODE         KernelReason = 6
 	KernelReasonFORWARD_FROM_WIRE         KernelReason = 7
 	KernelReasonFORWARD_REPLY             KernelReason = 8
-	KernelReasonFORWARD_MULTICAST         KernelReason = 9
-	KernelReasonDROP_MALFORMED            KernelReason = 10
-	KernelReasonDROP_ETHERTYPE            KernelReason = 11
-	KernelReasonDROP_IPV6EXTENSION        KernelReason = 12
-	KernelReasonDROP_SPOOFED_ADDRESS      KernelReason = 13
-	KernelReasonDROP_SPOOFED_MAC          KernelReason = 14
-	KernelReasonDROP_UNKNOWN_POD          KernelReason = 15
-	KernelReasonDROP_CONNTRACK_FULL       KernelReason = 16
-	KernelReasonDROP_CONNTRACK_QUOTA      KernelReason = 17
-	KernelReasonDROP_FRAGMENT_UNKNOWN     KernelReason = 18
-	KernelReasonDROP_ICMP_UNMATCHED       KernelReason = 19
-	KernelReasonDROP_TTL_EXPIRED          KernelReason = 20
-	KernelReasonDROP_TOO_BIG              KernelReason = 21
-	KernelReasonDROP_MASQUERADE_EXHAUSTED KernelReason = 22
-	KernelReasonDROP_MASQUERADE_PROTOCOL  KernelReason = 23
-	KernelReasonDROP_MASQUERADE_ADDRESS   KernelReason = 24
-	KernelReasonDROP_NO_NEXT_HOP          KernelReason = 25
-	KernelReasonDROP_REWRITE              KernelReason = 26
-	KernelReasonDROP_UNROUTABLE           KernelReason = 27
-	KernelReasonDROP_TUNNEL               KernelReason = 28
-	KernelReasonDROP_POLICY               KernelReason = 29
-	KernelReasonDROP_IDENTITY_UNKNOWN     KernelReason = 30
-	KernelReasonREASON_MAX                KernelReason = 31
+	KernelReasonFORWARD_SERVICE           KernelReason = 9
+	KernelReasonFORWARD_MULTICAST         KernelReason = 10
+	KernelReasonDROP_MALFORMED            KernelReason = 11
+	KernelReasonDROP_ETHERTYPE            KernelReason = 12
+	KernelReasonDROP_IPV6EXTENSION        KernelReason = 13
+	KernelReasonDROP_SPOOFED_ADDRESS      KernelReason = 14
+	KernelReasonDROP_SPOOFED_MAC          KernelReason = 15
+	KernelReasonDROP_UNKNOWN_POD          KernelReason = 16
+	KernelReasonDROP_CONNTRACK_FULL       KernelReason = 17
+	KernelReasonDROP_CONNTRACK_QUOTA      KernelReason = 18
+	KernelReasonDROP_FRAGMENT_UNKNOWN     KernelReason = 19
+	KernelReasonDROP_ICMP_UNMATCHED       KernelReason = 20
+	KernelReasonDROP_TTL_EXPIRED          KernelReason = 21
+	KernelReasonDROP_TOO_BIG              KernelReason = 22
+	KernelReasonDROP_MASQUERADE_EXHAUSTED KernelReason = 23
+	KernelReasonDROP_MASQUERADE_PROTOCOL  KernelReason = 24
+	KernelReasonDROP_MASQUERADE_ADDRESS   KernelReason = 25
+	KernelReasonDROP_NO_NEXT_HOP          KernelReason = 26
+	KernelReasonDROP_REWRITE              KernelReason = 27
+	KernelReasonDROP_UNROUTABLE           KernelReason = 28
+	KernelReasonDROP_TUNNEL               KernelReason = 29
+	KernelReasonDROP_POLICY               KernelReason = 30
+	KernelReasonDROP_IDENTITY_UNKNOWN     KernelReason = 31
+	KernelReasonDROP_NO_BACKEND           KernelReason = 32
+	KernelReasonDROP_SOURCE_RANGE         KernelReason = 33
+	KernelReasonDROP_SERVICE_FULL         KernelReason = 34
+	KernelReasonDROP_SERVICE_PORTS        KernelReason = 35
+	KernelReasonDROP_DENIED               KernelReason = 36
+	KernelReasonREASON_MAX                KernelReason = 37
 )
+
+type KernelService struct {
+	_    structs.HostLayout
+	Near struct {
+		_     structs.HostLayout
+		Id    uint32
+		Count uint32
+	}
+	Far struct {
+		_     structs.HostLayout
+		Id    uint32
+		Count uint32
+	}
+	Id       uint32
+	Affinity uint32
+	Flags    uint32
+	Maglev   uint32
+}
+
+type KernelServiceFlag uint32
+
+const (
+	KernelServiceFlagSERVICE_EXTERNAL      KernelServiceFlag = 1
+	KernelServiceFlagSERVICE_LOCAL         KernelServiceFlag = 2
+	KernelServiceFlagSERVICE_SOURCE_RANGES KernelServiceFlag = 4
+)
+
+type KernelServiceFlow struct {
+	_        structs.HostLayout
+	Src      KernelAddr
+	Dst      KernelAddr
+	Sport    uint16
+	Dport    uint16
+	Flags    uint32
+	Service  uint32
+	Backend  uint32
+	LastSeen uint32
+	Mac      [6]uint8
+	Pad      [2]uint8
+	_        [4]byte
+}
+
+type KernelServiceFlowFlag uint32
+
+const (
+	KernelServiceFlowFlagFLOW_REPLY   KernelServiceFlowFlag = 1
+	KernelServiceFlowFlagFLOW_SNAT    KernelServiceFlowFlag = 2
+	KernelServiceFlowFlagFLOW_DSR     KernelServiceFlowFlag = 4
+	KernelServiceFlowFlagFLOW_HAIRPIN KernelServiceFlowFlag = 8
+	KernelServiceFlowFlagFLOW_FIN     KernelServiceFlowFlag = 16
+	KernelServiceFlowFlagFLOW_RST     KernelServiceFlowFlag = 32
+)
+
+type KernelServiceKey struct {
+	_        structs.HostLayout
+	Addr     KernelAddr
+	Port     uint16
+	Protocol uint8
+	Pad      uint8
+	_        [4]byte
+}
+
+type KernelServiceSocket struct {
+	_       structs.HostLayout
+	Service uint32
+	Backend uint32
+}
+
+type KernelSlotKey struct {
+	_    structs.HostLayout
+	Set  uint32
+	Slot uint32
+}
 
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	KernelMapWeftCidr            = "weft_cidr"
-	KernelMapWeftConntrack       = "weft_conntrack"
-	KernelMapWeftCounters        = "weft_counters"
-	KernelMapWeftEndpoints       = "weft_endpoints"
-	KernelMapWeftEventCounts     = "weft_event_counts"
-	KernelMapWeftEvents          = "weft_events"
-	KernelMapWeftFragments       = "weft_fragments"
-	KernelMapWeftIpcache         = "weft_ipcache"
-	KernelMapWeftNat             = "weft_nat"
-	KernelMapWeftPolicy          = "weft_policy"
-	KernelMapWeftQuota           = "weft_quota"
-	KernelVarCtMaxPerPod         = "ct_max_per_pod"
-	KernelVarCtOther             = "ct_other"
-	KernelVarCtTcpClosing        = "ct_tcp_closing"
-	KernelVarCtTcpEstablished    = "ct_tcp_established"
-	KernelVarCtTcpSyn            = "ct_tcp_syn"
-	KernelVarCtUdp               = "ct_udp"
-	KernelVarCtUdpReplied        = "ct_udp_replied"
-	KernelVarGatewayV4           = "gateway_v4"
-	KernelVarGatewayV6           = "gateway_v6"
-	KernelVarIpv6CsumFlag        = "ipv6_csum_flag"
-	KernelVarKeepEstablished     = "keep_established"
-	KernelVarMasqueradeEnabled   = "masquerade_enabled"
-	KernelVarMasqueradeFirstPort = "masquerade_first_port"
-	KernelVarMasqueradeLastPort  = "masquerade_last_port"
-	KernelVarNodeV4              = "node_v4"
-	KernelVarNodeV6              = "node_v6"
-	KernelVarReportInterval      = "report_interval"
-	KernelVarTunnelIfindex       = "tunnel_ifindex"
-	KernelVarTunnelMtu           = "tunnel_mtu"
-	KernelVarTunnelPort          = "tunnel_port"
-	KernelVarUnusedCtFlag        = "unused_ct_flag"
-	KernelVarUnusedDirection     = "unused_direction"
-	KernelVarUnusedEvent         = "unused_event"
-	KernelVarUnusedEventType     = "unused_event_type"
-	KernelVarUnusedIpcacheFlag   = "unused_ipcache_flag"
-	KernelVarUnusedPolicyVerdict = "unused_policy_verdict"
-	KernelVarUnusedReason        = "unused_reason"
-	KernelVarUplinkIfindex       = "uplink_ifindex"
-	KernelVarUplinkMtu           = "uplink_mtu"
+	KernelMapWeftAffinity          = "weft_affinity"
+	KernelMapWeftBackends          = "weft_backends"
+	KernelMapWeftCidr              = "weft_cidr"
+	KernelMapWeftConntrack         = "weft_conntrack"
+	KernelMapWeftCounters          = "weft_counters"
+	KernelMapWeftEndpoints         = "weft_endpoints"
+	KernelMapWeftEventCounts       = "weft_event_counts"
+	KernelMapWeftEvents            = "weft_events"
+	KernelMapWeftFragments         = "weft_fragments"
+	KernelMapWeftIpcache           = "weft_ipcache"
+	KernelMapWeftMaglev            = "weft_maglev"
+	KernelMapWeftMembers           = "weft_members"
+	KernelMapWeftNat               = "weft_nat"
+	KernelMapWeftPolicy            = "weft_policy"
+	KernelMapWeftQuota             = "weft_quota"
+	KernelMapWeftServiceFlows      = "weft_service_flows"
+	KernelMapWeftServiceSockets    = "weft_service_sockets"
+	KernelMapWeftServices          = "weft_services"
+	KernelMapWeftSlots             = "weft_slots"
+	KernelMapWeftSourceRanges      = "weft_source_ranges"
+	KernelVarCtMaxPerPod           = "ct_max_per_pod"
+	KernelVarCtOther               = "ct_other"
+	KernelVarCtTcpClosing          = "ct_tcp_closing"
+	KernelVarCtTcpEstablished      = "ct_tcp_established"
+	KernelVarCtTcpSyn              = "ct_tcp_syn"
+	KernelVarCtUdp                 = "ct_udp"
+	KernelVarCtUdpReplied          = "ct_udp_replied"
+	KernelVarGatewayV4             = "gateway_v4"
+	KernelVarGatewayV6             = "gateway_v6"
+	KernelVarIpv6CsumFlag          = "ipv6_csum_flag"
+	KernelVarKeepEstablished       = "keep_established"
+	KernelVarMasqueradeEnabled     = "masquerade_enabled"
+	KernelVarMasqueradeFirstPort   = "masquerade_first_port"
+	KernelVarMasqueradeLastPort    = "masquerade_last_port"
+	KernelVarNodeV4                = "node_v4"
+	KernelVarNodeV6                = "node_v6"
+	KernelVarReportInterval        = "report_interval"
+	KernelVarTunnelIfindex         = "tunnel_ifindex"
+	KernelVarTunnelMtu             = "tunnel_mtu"
+	KernelVarTunnelPort            = "tunnel_port"
+	KernelVarUnusedCtFlag          = "unused_ct_flag"
+	KernelVarUnusedDirection       = "unused_direction"
+	KernelVarUnusedEvent           = "unused_event"
+	KernelVarUnusedEventType       = "unused_event_type"
+	KernelVarUnusedIpcacheFlag     = "unused_ipcache_flag"
+	KernelVarUnusedPolicyVerdict   = "unused_policy_verdict"
+	KernelVarUnusedReason          = "unused_reason"
+	KernelVarUnusedServiceFlag     = "unused_service_flag"
+	KernelVarUnusedServiceFlowFlag = "unused_service_flow_flag"
+	KernelVarUplinkIfindex         = "uplink_ifindex"
+	KernelVarUplinkMtu             = "uplink_mtu"
 )
 
 // LoadKernel returns the embedded CollectionSpec for Kernel.
@@ -339,52 +475,63 @@ type KernelProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelMapSpecs struct {
-	WeftCidr        *ebpf.MapSpec `ebpf:"weft_cidr"`
-	WeftConntrack   *ebpf.MapSpec `ebpf:"weft_conntrack"`
-	WeftCounters    *ebpf.MapSpec `ebpf:"weft_counters"`
-	WeftEndpoints   *ebpf.MapSpec `ebpf:"weft_endpoints"`
-	WeftEventCounts *ebpf.MapSpec `ebpf:"weft_event_counts"`
-	WeftEvents      *ebpf.MapSpec `ebpf:"weft_events"`
-	WeftFragments   *ebpf.MapSpec `ebpf:"weft_fragments"`
-	WeftIpcache     *ebpf.MapSpec `ebpf:"weft_ipcache"`
-	WeftNat         *ebpf.MapSpec `ebpf:"weft_nat"`
-	WeftPolicy      *ebpf.MapSpec `ebpf:"weft_policy"`
-	WeftQuota       *ebpf.MapSpec `ebpf:"weft_quota"`
+	WeftAffinity       *ebpf.MapSpec `ebpf:"weft_affinity"`
+	WeftBackends       *ebpf.MapSpec `ebpf:"weft_backends"`
+	WeftCidr           *ebpf.MapSpec `ebpf:"weft_cidr"`
+	WeftConntrack      *ebpf.MapSpec `ebpf:"weft_conntrack"`
+	WeftCounters       *ebpf.MapSpec `ebpf:"weft_counters"`
+	WeftEndpoints      *ebpf.MapSpec `ebpf:"weft_endpoints"`
+	WeftEventCounts    *ebpf.MapSpec `ebpf:"weft_event_counts"`
+	WeftEvents         *ebpf.MapSpec `ebpf:"weft_events"`
+	WeftFragments      *ebpf.MapSpec `ebpf:"weft_fragments"`
+	WeftIpcache        *ebpf.MapSpec `ebpf:"weft_ipcache"`
+	WeftMaglev         *ebpf.MapSpec `ebpf:"weft_maglev"`
+	WeftMembers        *ebpf.MapSpec `ebpf:"weft_members"`
+	WeftNat            *ebpf.MapSpec `ebpf:"weft_nat"`
+	WeftPolicy         *ebpf.MapSpec `ebpf:"weft_policy"`
+	WeftQuota          *ebpf.MapSpec `ebpf:"weft_quota"`
+	WeftServiceFlows   *ebpf.MapSpec `ebpf:"weft_service_flows"`
+	WeftServiceSockets *ebpf.MapSpec `ebpf:"weft_service_sockets"`
+	WeftServices       *ebpf.MapSpec `ebpf:"weft_services"`
+	WeftSlots          *ebpf.MapSpec `ebpf:"weft_slots"`
+	WeftSourceRanges   *ebpf.MapSpec `ebpf:"weft_source_ranges"`
 }
 
 // KernelVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type KernelVariableSpecs struct {
-	CtMaxPerPod         *ebpf.VariableSpec `ebpf:"ct_max_per_pod"`
-	CtOther             *ebpf.VariableSpec `ebpf:"ct_other"`
-	CtTcpClosing        *ebpf.VariableSpec `ebpf:"ct_tcp_closing"`
-	CtTcpEstablished    *ebpf.VariableSpec `ebpf:"ct_tcp_established"`
-	CtTcpSyn            *ebpf.VariableSpec `ebpf:"ct_tcp_syn"`
-	CtUdp               *ebpf.VariableSpec `ebpf:"ct_udp"`
-	CtUdpReplied        *ebpf.VariableSpec `ebpf:"ct_udp_replied"`
-	GatewayV4           *ebpf.VariableSpec `ebpf:"gateway_v4"`
-	GatewayV6           *ebpf.VariableSpec `ebpf:"gateway_v6"`
-	Ipv6CsumFlag        *ebpf.VariableSpec `ebpf:"ipv6_csum_flag"`
-	KeepEstablished     *ebpf.VariableSpec `ebpf:"keep_established"`
-	MasqueradeEnabled   *ebpf.VariableSpec `ebpf:"masquerade_enabled"`
-	MasqueradeFirstPort *ebpf.VariableSpec `ebpf:"masquerade_first_port"`
-	MasqueradeLastPort  *ebpf.VariableSpec `ebpf:"masquerade_last_port"`
-	NodeV4              *ebpf.VariableSpec `ebpf:"node_v4"`
-	NodeV6              *ebpf.VariableSpec `ebpf:"node_v6"`
-	ReportInterval      *ebpf.VariableSpec `ebpf:"report_interval"`
-	TunnelIfindex       *ebpf.VariableSpec `ebpf:"tunnel_ifindex"`
-	TunnelMtu           *ebpf.VariableSpec `ebpf:"tunnel_mtu"`
-	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
-	UnusedCtFlag        *ebpf.VariableSpec `ebpf:"unused_ct_flag"`
-	UnusedDirection     *ebpf.VariableSpec `ebpf:"unused_direction"`
-	UnusedEvent         *ebpf.VariableSpec `ebpf:"unused_event"`
-	UnusedEventType     *ebpf.VariableSpec `ebpf:"unused_event_type"`
-	UnusedIpcacheFlag   *ebpf.VariableSpec `ebpf:"unused_ipcache_flag"`
-	UnusedPolicyVerdict *ebpf.VariableSpec `ebpf:"unused_policy_verdict"`
-	UnusedReason        *ebpf.VariableSpec `ebpf:"unused_reason"`
-	UplinkIfindex       *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
-	UplinkMtu           *ebpf.VariableSpec `ebpf:"uplink_mtu"`
+	CtMaxPerPod           *ebpf.VariableSpec `ebpf:"ct_max_per_pod"`
+	CtOther               *ebpf.VariableSpec `ebpf:"ct_other"`
+	CtTcpClosing          *ebpf.VariableSpec `ebpf:"ct_tcp_closing"`
+	CtTcpEstablished      *ebpf.VariableSpec `ebpf:"ct_tcp_established"`
+	CtTcpSyn              *ebpf.VariableSpec `ebpf:"ct_tcp_syn"`
+	CtUdp                 *ebpf.VariableSpec `ebpf:"ct_udp"`
+	CtUdpReplied          *ebpf.VariableSpec `ebpf:"ct_udp_replied"`
+	GatewayV4             *ebpf.VariableSpec `ebpf:"gateway_v4"`
+	GatewayV6             *ebpf.VariableSpec `ebpf:"gateway_v6"`
+	Ipv6CsumFlag          *ebpf.VariableSpec `ebpf:"ipv6_csum_flag"`
+	KeepEstablished       *ebpf.VariableSpec `ebpf:"keep_established"`
+	MasqueradeEnabled     *ebpf.VariableSpec `ebpf:"masquerade_enabled"`
+	MasqueradeFirstPort   *ebpf.VariableSpec `ebpf:"masquerade_first_port"`
+	MasqueradeLastPort    *ebpf.VariableSpec `ebpf:"masquerade_last_port"`
+	NodeV4                *ebpf.VariableSpec `ebpf:"node_v4"`
+	NodeV6                *ebpf.VariableSpec `ebpf:"node_v6"`
+	ReportInterval        *ebpf.VariableSpec `ebpf:"report_interval"`
+	TunnelIfindex         *ebpf.VariableSpec `ebpf:"tunnel_ifindex"`
+	TunnelMtu             *ebpf.VariableSpec `ebpf:"tunnel_mtu"`
+	TunnelPort            *ebpf.VariableSpec `ebpf:"tunnel_port"`
+	UnusedCtFlag          *ebpf.VariableSpec `ebpf:"unused_ct_flag"`
+	UnusedDirection       *ebpf.VariableSpec `ebpf:"unused_direction"`
+	UnusedEvent           *ebpf.VariableSpec `ebpf:"unused_event"`
+	UnusedEventType       *ebpf.VariableSpec `ebpf:"unused_event_type"`
+	UnusedIpcacheFlag     *ebpf.VariableSpec `ebpf:"unused_ipcache_flag"`
+	UnusedPolicyVerdict   *ebpf.VariableSpec `ebpf:"unused_policy_verdict"`
+	UnusedReason          *ebpf.VariableSpec `ebpf:"unused_reason"`
+	UnusedServiceFlag     *ebpf.VariableSpec `ebpf:"unused_service_flag"`
+	UnusedServiceFlowFlag *ebpf.VariableSpec `ebpf:"unused_service_flow_flag"`
+	UplinkIfindex         *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	UplinkMtu             *ebpf.VariableSpec `ebpf:"uplink_mtu"`
 }
 
 // KernelObjects contains all objects after they have been loaded into the kernel.
@@ -407,21 +554,32 @@ func (o *KernelObjects) Close() error {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelMaps struct {
-	WeftCidr        *ebpf.Map `ebpf:"weft_cidr"`
-	WeftConntrack   *ebpf.Map `ebpf:"weft_conntrack"`
-	WeftCounters    *ebpf.Map `ebpf:"weft_counters"`
-	WeftEndpoints   *ebpf.Map `ebpf:"weft_endpoints"`
-	WeftEventCounts *ebpf.Map `ebpf:"weft_event_counts"`
-	WeftEvents      *ebpf.Map `ebpf:"weft_events"`
-	WeftFragments   *ebpf.Map `ebpf:"weft_fragments"`
-	WeftIpcache     *ebpf.Map `ebpf:"weft_ipcache"`
-	WeftNat         *ebpf.Map `ebpf:"weft_nat"`
-	WeftPolicy      *ebpf.Map `ebpf:"weft_policy"`
-	WeftQuota       *ebpf.Map `ebpf:"weft_quota"`
+	WeftAffinity       *ebpf.Map `ebpf:"weft_affinity"`
+	WeftBackends       *ebpf.Map `ebpf:"weft_backends"`
+	WeftCidr           *ebpf.Map `ebpf:"weft_cidr"`
+	WeftConntrack      *ebpf.Map `ebpf:"weft_conntrack"`
+	WeftCounters       *ebpf.Map `ebpf:"weft_counters"`
+	WeftEndpoints      *ebpf.Map `ebpf:"weft_endpoints"`
+	WeftEventCounts    *ebpf.Map `ebpf:"weft_event_counts"`
+	WeftEvents         *ebpf.Map `ebpf:"weft_events"`
+	WeftFragments      *ebpf.Map `ebpf:"weft_fragments"`
+	WeftIpcache        *ebpf.Map `ebpf:"weft_ipcache"`
+	WeftMaglev         *ebpf.Map `ebpf:"weft_maglev"`
+	WeftMembers        *ebpf.Map `ebpf:"weft_members"`
+	WeftNat            *ebpf.Map `ebpf:"weft_nat"`
+	WeftPolicy         *ebpf.Map `ebpf:"weft_policy"`
+	WeftQuota          *ebpf.Map `ebpf:"weft_quota"`
+	WeftServiceFlows   *ebpf.Map `ebpf:"weft_service_flows"`
+	WeftServiceSockets *ebpf.Map `ebpf:"weft_service_sockets"`
+	WeftServices       *ebpf.Map `ebpf:"weft_services"`
+	WeftSlots          *ebpf.Map `ebpf:"weft_slots"`
+	WeftSourceRanges   *ebpf.Map `ebpf:"weft_source_ranges"`
 }
 
 func (m *KernelMaps) Close() error {
 	return _KernelClose(
+		m.WeftAffinity,
+		m.WeftBackends,
 		m.WeftCidr,
 		m.WeftConntrack,
 		m.WeftCounters,
@@ -430,9 +588,16 @@ func (m *KernelMaps) Close() error {
 		m.WeftEvents,
 		m.WeftFragments,
 		m.WeftIpcache,
+		m.WeftMaglev,
+		m.WeftMembers,
 		m.WeftNat,
 		m.WeftPolicy,
 		m.WeftQuota,
+		m.WeftServiceFlows,
+		m.WeftServiceSockets,
+		m.WeftServices,
+		m.WeftSlots,
+		m.WeftSourceRanges,
 	)
 }
 
@@ -440,35 +605,37 @@ func (m *KernelMaps) Close() error {
 //
 // It can be passed to LoadKernelObjects or ebpf.CollectionSpec.LoadAndAssign.
 type KernelVariables struct {
-	CtMaxPerPod         *ebpf.Variable `ebpf:"ct_max_per_pod"`
-	CtOther             *ebpf.Variable `ebpf:"ct_other"`
-	CtTcpClosing        *ebpf.Variable `ebpf:"ct_tcp_closing"`
-	CtTcpEstablished    *ebpf.Variable `ebpf:"ct_tcp_established"`
-	CtTcpSyn            *ebpf.Variable `ebpf:"ct_tcp_syn"`
-	CtUdp               *ebpf.Variable `ebpf:"ct_udp"`
-	CtUdpReplied        *ebpf.Variable `ebpf:"ct_udp_replied"`
-	GatewayV4           *ebpf.Variable `ebpf:"gateway_v4"`
-	GatewayV6           *ebpf.Variable `ebpf:"gateway_v6"`
-	Ipv6CsumFlag        *ebpf.Variable `ebpf:"ipv6_csum_flag"`
-	KeepEstablished     *ebpf.Variable `ebpf:"keep_established"`
-	MasqueradeEnabled   *ebpf.Variable `ebpf:"masquerade_enabled"`
-	MasqueradeFirstPort *ebpf.Variable `ebpf:"masquerade_first_port"`
-	MasqueradeLastPort  *ebpf.Variable `ebpf:"masquerade_last_port"`
-	NodeV4              *ebpf.Variable `ebpf:"node_v4"`
-	NodeV6              *ebpf.Variable `ebpf:"node_v6"`
-	ReportInterval      *ebpf.Variable `ebpf:"report_interval"`
-	TunnelIfindex       *ebpf.Variable `ebpf:"tunnel_ifindex"`
-	TunnelMtu           *ebpf.Variable `ebpf:"tunnel_mtu"`
-	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`
-	UnusedCtFlag        *ebpf.Variable `ebpf:"unused_ct_flag"`
-	UnusedDirection     *ebpf.Variable `ebpf:"unused_direction"`
-	UnusedEvent         *ebpf.Variable `ebpf:"unused_event"`
-	UnusedEventType     *ebpf.Variable `ebpf:"unused_event_type"`
-	UnusedIpcacheFlag   *ebpf.Variable `ebpf:"unused_ipcache_flag"`
-	UnusedPolicyVerdict *ebpf.Variable `ebpf:"unused_policy_verdict"`
-	UnusedReason        *ebpf.Variable `ebpf:"unused_reason"`
-	UplinkIfindex       *ebpf.Variable `ebpf:"uplink_ifindex"`
-	UplinkMtu           *ebpf.Variable `ebpf:"uplink_mtu"`
+	CtMaxPerPod           *ebpf.Variable `ebpf:"ct_max_per_pod"`
+	CtOther               *ebpf.Variable `ebpf:"ct_other"`
+	CtTcpClosing          *ebpf.Variable `ebpf:"ct_tcp_closing"`
+	CtTcpEstablished      *ebpf.Variable `ebpf:"ct_tcp_established"`
+	CtTcpSyn              *ebpf.Variable `ebpf:"ct_tcp_syn"`
+	CtUdp                 *ebpf.Variable `ebpf:"ct_udp"`
+	CtUdpReplied          *ebpf.Variable `ebpf:"ct_udp_replied"`
+	GatewayV4             *ebpf.Variable `ebpf:"gateway_v4"`
+	GatewayV6             *ebpf.Variable `ebpf:"gateway_v6"`
+	Ipv6CsumFlag          *ebpf.Variable `ebpf:"ipv6_csum_flag"`
+	KeepEstablished       *ebpf.Variable `ebpf:"keep_established"`
+	MasqueradeEnabled     *ebpf.Variable `ebpf:"masquerade_enabled"`
+	MasqueradeFirstPort   *ebpf.Variable `ebpf:"masquerade_first_port"`
+	MasqueradeLastPort    *ebpf.Variable `ebpf:"masquerade_last_port"`
+	NodeV4                *ebpf.Variable `ebpf:"node_v4"`
+	NodeV6                *ebpf.Variable `ebpf:"node_v6"`
+	ReportInterval        *ebpf.Variable `ebpf:"report_interval"`
+	TunnelIfindex         *ebpf.Variable `ebpf:"tunnel_ifindex"`
+	TunnelMtu             *ebpf.Variable `ebpf:"tunnel_mtu"`
+	TunnelPort            *ebpf.Variable `ebpf:"tunnel_port"`
+	UnusedCtFlag          *ebpf.Variable `ebpf:"unused_ct_flag"`
+	UnusedDirection       *ebpf.Variable `ebpf:"unused_direction"`
+	UnusedEvent           *ebpf.Variable `ebpf:"unused_event"`
+	UnusedEventType       *ebpf.Variable `ebpf:"unused_event_type"`
+	UnusedIpcacheFlag     *ebpf.Variable `ebpf:"unused_ipcache_flag"`
+	UnusedPolicyVerdict   *ebpf.Variable `ebpf:"unused_policy_verdict"`
+	UnusedReason          *ebpf.Variable `ebpf:"unused_reason"`
+	UnusedServiceFlag     *ebpf.Variable `ebpf:"unused_service_flag"`
+	UnusedServiceFlowFlag *ebpf.Variable `ebpf:"unused_service_flow_flag"`
+	UplinkIfindex         *ebpf.Variable `ebpf:"uplink_ifindex"`
+	UplinkMtu             *ebpf.Variable `ebpf:"uplink_mtu"`
 }
 
 // KernelPrograms contains all programs after they have been loaded into the kernel.

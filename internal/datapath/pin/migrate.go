@@ -29,7 +29,7 @@ const asideSuffix = "-aside"
 // writtenByPrograms are the maps whose entries come from packets. All others
 // are written by the agent, which knows better than an old map what belongs
 // there.
-var writtenByPrograms = map[string]bool{"weft_conntrack": true, "weft_nat": true, "weft_fragments": true}
+var writtenByPrograms = map[string]bool{"weft_conntrack": true, "weft_nat": true, "weft_fragments": true, "weft_service_flows": true, "weft_affinity": true, "weft_service_sockets": true}
 
 // fieldMove copies size bytes from one offset to another.
 type fieldMove struct{ from, to, size int }

@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I../../../bpf/include -I../../../bpf" -type event -type reason -type ct_flag -type ipcache_flag -type event_type -type direction -type policy_verdict Kernel ../../../bpf/maps.bpf.c
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I../../../bpf/include -I../../../bpf" -type event -type reason -type ct_flag -type ipcache_flag -type event_type -type direction -type policy_verdict -type service_flag -type service_flow_flag Kernel ../../../bpf/maps.bpf.c
 
 // mapPrefix is in front of the names of all shared maps; their pins lack it.
 const mapPrefix = "weft_"
@@ -32,7 +32,16 @@ type Sizes struct {
 	NAT       int // masqueraded connections; default 131072, about 112 bytes each, allocated at start
 	Policy    int // entries of network policy; default 131072, about 96 bytes each, allocated when used
 	Classes   int // prefixes that policies name; default 65536, about 80 bytes each, allocated when used
-	Fragments int // datagrams in fragments; default 8192, about 96 bytes each
+	// Of services; all of these are allocated when used.
+	Services       int // frontends: address, port, protocol; default 131072, about 96 bytes each
+	Slots          int // places of backends in sets; default 524288, about 64 bytes each
+	Backends       int // of service ports; default 262144, about 88 bytes each
+	Maglev         int // tables for clients from outside; default 16384, each of 4 bytes × its size
+	Affinity       int // clients that stay with a backend; default 65536, about 96 bytes each
+	Ranges         int // loadBalancerSourceRanges; default 65536, about 88 bytes each
+	ServiceSockets int // connected UDP sockets; default 65536, about 64 bytes each
+	ServiceFlows   int // halves of connections translated as packets; default 262144, about 160 bytes each
+	Fragments      int // datagrams in fragments; default 8192, about 96 bytes each
 	// Events is the size of the ring in bytes: a power of two of at least
 	// 256 KiB; default 4 MiB.
 	Events int
@@ -40,15 +49,24 @@ type Sizes struct {
 
 func (s Sizes) byMap() map[string]int {
 	return map[string]int{
-		"weft_endpoints": s.Endpoints,
-		"weft_quota":     s.Endpoints,
-		"weft_ipcache":   s.IPCache,
-		"weft_conntrack": s.Conntrack,
-		"weft_nat":       s.NAT,
-		"weft_policy":    s.Policy,
-		"weft_cidr":      s.Classes,
-		"weft_fragments": s.Fragments,
-		"weft_events":    s.Events,
+		"weft_endpoints":       s.Endpoints,
+		"weft_quota":           s.Endpoints,
+		"weft_ipcache":         s.IPCache,
+		"weft_conntrack":       s.Conntrack,
+		"weft_nat":             s.NAT,
+		"weft_policy":          s.Policy,
+		"weft_cidr":            s.Classes,
+		"weft_services":        s.Services,
+		"weft_slots":           s.Slots,
+		"weft_backends":        s.Backends,
+		"weft_members":         s.Backends,
+		"weft_maglev":          s.Maglev,
+		"weft_affinity":        s.Affinity,
+		"weft_source_ranges":   s.Ranges,
+		"weft_service_sockets": s.ServiceSockets,
+		"weft_service_flows":   s.ServiceFlows,
+		"weft_fragments":       s.Fragments,
+		"weft_events":          s.Events,
 	}
 }
 
@@ -201,7 +219,8 @@ type Fill struct {
 // cluster can reach. It walks the maps, in batches.
 func (m *Maps) Fills() ([]Fill, error) {
 	var out []Fill
-	for _, name := range []string{"weft_endpoints", "weft_ipcache", "weft_conntrack", "weft_nat", "weft_policy", "weft_cidr", "weft_fragments"} {
+	for _, name := range []string{"weft_endpoints", "weft_ipcache", "weft_conntrack", "weft_nat", "weft_policy", "weft_cidr", "weft_fragments",
+		"weft_services", "weft_slots", "weft_backends", "weft_members", "weft_affinity", "weft_source_ranges", "weft_service_sockets", "weft_service_flows"} {
 		mp := m.Map(name)
 		n, err := countKeys(mp)
 		if err != nil {

@@ -26,6 +26,7 @@ var names = [...]string{
 	pin.KernelReasonFORWARD_FROM_NODE:         "from-node",
 	pin.KernelReasonFORWARD_FROM_WIRE:         "from-wire",
 	pin.KernelReasonFORWARD_REPLY:             "answered",
+	pin.KernelReasonFORWARD_SERVICE:           "service",
 	pin.KernelReasonFORWARD_MULTICAST:         "multicast-ignored",
 	pin.KernelReasonDROP_MALFORMED:            "malformed",
 	pin.KernelReasonDROP_ETHERTYPE:            "ethertype",
@@ -48,6 +49,11 @@ var names = [...]string{
 	pin.KernelReasonDROP_TUNNEL:               "tunnel-forged",
 	pin.KernelReasonDROP_POLICY:               "policy",
 	pin.KernelReasonDROP_IDENTITY_UNKNOWN:     "identity-unknown",
+	pin.KernelReasonDROP_NO_BACKEND:           "no-backend",
+	pin.KernelReasonDROP_SOURCE_RANGE:         "source-range",
+	pin.KernelReasonDROP_SERVICE_FULL:         "service-full",
+	pin.KernelReasonDROP_SERVICE_PORTS:        "service-ports",
+	pin.KernelReasonDROP_DENIED:               "denied",
 }
 
 // Name returns the name of reason r; a number that this build does not know
