@@ -312,6 +312,15 @@ func (a *agent) openDatapath(s *self) error {
 		Events:    a.cfg.Flow.RingBytes,
 		Policy:    a.cfg.Policy.MaxEntries,
 		Classes:   a.cfg.Policy.MaxPrefixes,
+
+		Services:       a.cfg.Services.MaxFrontends,
+		Slots:          a.cfg.Services.MaxSlots,
+		Backends:       a.cfg.Services.MaxBackends,
+		Maglev:         a.cfg.Services.MaxTables,
+		Affinity:       a.cfg.Services.MaxAffinity,
+		Ranges:         a.cfg.Services.MaxSourceRanges,
+		ServiceSockets: a.cfg.Services.MaxSockets,
+		ServiceFlows:   a.cfg.Services.MaxFlows,
 	})
 	if err != nil {
 		return fmt.Errorf("open pinned maps: %w", err)

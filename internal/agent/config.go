@@ -38,6 +38,7 @@ type Config struct {
 	Conntrack  ConntrackConfig `json:"conntrack"`
 	Flow       FlowConfig      `json:"flow"`
 	Policy     PolicyConfig    `json:"policy"`
+	Services   ServicesConfig  `json:"services"`
 	CNI        CNIConfig       `json:"cni"`
 }
 
@@ -75,7 +76,7 @@ type DatapathConfig struct {
 	// MasqueradeExclude are outside networks that see pod addresses, as CIDRs.
 	MasqueradeExclude []string `json:"masqueradeExclude"`
 	// MasqueradePorts are the source ports used for it, FIRST-LAST. Default
-	// 10000-29999: outside of what Linux gives to local connections.
+	// 10000-19999: outside of what Linux gives to local connections.
 	MasqueradePorts string `json:"masqueradePorts"`
 	// MTU of pod interfaces in bytes. 0: the uplink's, less the tunnel's
 	// headers.
@@ -220,6 +221,7 @@ func (c *Config) setDefaults() error {
 	}
 	c.Policy.MaxEntries = or(c.Policy.MaxEntries, 131072)
 	c.Policy.MaxPrefixes = or(c.Policy.MaxPrefixes, 65536)
+	c.Services.setDefaults()
 	c.CNI.WaitForPod = or(c.CNI.WaitForPod, Duration(10*time.Second))
 	return nil
 }
@@ -227,7 +229,7 @@ func (c *Config) setDefaults() error {
 func (d *DatapathConfig) setDefaults() {
 	d.Tunnel = or(d.Tunnel, "none")
 	d.VXLANPort = or(d.VXLANPort, 4789)
-	d.MasqueradePorts = or(d.MasqueradePorts, "10000-29999")
+	d.MasqueradePorts = or(d.MasqueradePorts, "10000-19999")
 	d.MaxAddresses = or(d.MaxAddresses, 262144)
 	if d.Masquerade == nil {
 		yes := true
@@ -319,6 +321,7 @@ func (c *Config) validate() error {
 	}
 	p.between("policy.maxEntries", c.Policy.MaxEntries, 64, 1<<24)
 	p.between("policy.maxPrefixes", c.Policy.MaxPrefixes, 64, 1<<24)
+	c.Services.validate(&p, &c.Datapath)
 	p.seconds("cni.waitForPod", c.CNI.WaitForPod, time.Second)
 	return errors.Join(p...)
 }
@@ -334,18 +337,21 @@ func (d *DatapathConfig) validate(p *problems) {
 			p.add(fmt.Sprintf("datapath.masqueradeExclude[%d]", i), s, "a CIDR such as 10.0.0.0/8")
 		}
 	}
-	if _, _, err := d.ports(); err != nil {
-		p.add("datapath.masqueradePorts", d.MasqueradePorts, "FIRST-LAST, two ports from 1024 to 65535")
+	if _, _, err := portRange(d.MasqueradePorts); err != nil {
+		p.add("datapath.masqueradePorts", d.MasqueradePorts, wantPorts)
 	}
 }
 
-// ports returns the first and last port of MasqueradePorts.
-func (d *DatapathConfig) ports() (first, last uint16, err error) {
+// wantPorts is what portRange takes.
+const wantPorts = "FIRST-LAST, two ports from 1024 to 65535"
+
+// portRange reads FIRST-LAST.
+func portRange(s string) (first, last uint16, err error) {
 	var a, b int
 	var rest string
-	n, _ := fmt.Sscanf(d.MasqueradePorts+" .", "%d-%d %s", &a, &b, &rest)
+	n, _ := fmt.Sscanf(s+" .", "%d-%d %s", &a, &b, &rest)
 	if n != 3 || a < 1024 || b > 65535 || a > b {
-		return 0, 0, fmt.Errorf("port range %q", d.MasqueradePorts)
+		return 0, 0, fmt.Errorf("port range %q", s)
 	}
 	return uint16(a), uint16(b), nil
 }

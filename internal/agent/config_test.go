@@ -21,7 +21,7 @@ func TestConfigDefaults(t *testing.T) {
 	if time.Duration(cfg.Conntrack.TCPEstablished) != 6*time.Hour {
 		t.Errorf("tcpEstablished: %v", time.Duration(cfg.Conntrack.TCPEstablished))
 	}
-	if first, last, err := cfg.Datapath.ports(); err != nil || first != 10000 || last != 29999 {
+	if first, last, err := portRange(cfg.Datapath.MasqueradePorts); err != nil || first != 10000 || last != 19999 {
 		t.Errorf("ports: %d-%d, %v", first, last, err)
 	}
 }
@@ -34,6 +34,13 @@ func TestBadConfig(t *testing.T) {
 		{goodConfig + "datapath: {tunnel: geneve}\n", `datapath.tunnel: "geneve": want one of none, vxlan`},
 		{goodConfig + "datapath: {mtu: 100}\n", `datapath.mtu: 100: want a number from 1280 to 65535`},
 		{goodConfig + "datapath: {masqueradeExclude: [10.0.0.0]}\n", `datapath.masqueradeExclude[0]: "10.0.0.0": want a CIDR such as 10.0.0.0/8`},
+		{goodConfig + "services: {external: ipip}\n", `services.external: "ipip": want one of snat, dsr`},
+		{goodConfig + "services: {external: dsr}\ndatapath: {tunnel: vxlan}\n", `services.external: "dsr": want snat where datapath.tunnel is vxlan`},
+		{goodConfig + "services: {algorithm: rr}\n", `services.algorithm: "rr": want one of maglev, random`},
+		{goodConfig + "services: {xdp: hw}\n", `services.xdp: "hw": want one of auto, native, generic, off`},
+		{goodConfig + "services: {maxBackends: 3}\n", `services.maxBackends: 3: want a number from 64 to 16777216`},
+		{goodConfig + "services: {ports: x}\n", `services.ports: "x": want FIRST-LAST, two ports from 1024 to 65535`},
+		{goodConfig + "services: {ports: 15000-21000}\n", `services.ports: "15000-21000": want other ports than datapath.masqueradePorts, 10000-19999`},
 		{goodConfig + "datapath: {masqueradePorts: 5-4}\n", `datapath.masqueradePorts: "5-4": want FIRST-LAST, two ports from 1024 to 65535`},
 		{goodConfig + "conntrack: {udp: 500ms}\n", `conntrack.udp: "500ms": want whole seconds from 1s to 720h`},
 		{goodConfig + "conntrack: {udp: 5}\n", `5: want a duration in quotes such as "30s"`},

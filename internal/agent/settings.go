@@ -18,7 +18,7 @@ const leastMTU = 1280
 
 // settings computes what the programs are told, all but the tunnel's device.
 func settings(c *Config, uplink *netdev.Uplink, n *state.Node) (setting.Node, error) {
-	first, last, err := c.Datapath.ports()
+	first, last, err := portRange(c.Datapath.MasqueradePorts)
 	if err != nil {
 		return setting.Node{}, err
 	}

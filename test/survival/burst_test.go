@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -121,6 +122,17 @@ func send(t *testing.T, l *testlab.Lab, count int) *exec.Cmd {
 	return cmd
 }
 
+// receives waits until the client has received, or been told of, that many.
+func receives(t *testing.T, o *observation, count uint64) {
+	t.Helper()
+	await(t, waitTime, func() error {
+		if sum, words := o.sum(); sum < count {
+			return fmt.Errorf("only %s", words)
+		}
+		return nil
+	})
+}
+
 // generated is the kernel's own count, once no more events come.
 func generated(t *testing.T, l *testlab.Lab) testlab.Events {
 	t.Helper()
@@ -142,14 +154,29 @@ func generated(t *testing.T, l *testlab.Lab) testlab.Events {
 	return last
 }
 
-// TestBurst: events come faster than anybody reads. What a client receives and
-// what it is told that it did not is what the kernel has made, to the last one.
+// TestBurst: events come faster than anybody reads, as the agent stands still for
+// a part of the burst. What a client receives and what it is told that it did not
+// is what the kernel has made, to the last one.
 func TestBurst(t *testing.T) {
 	l := burstLab(t)
 	o := observe(t, l, "node1")
 	defer o.stop(t)
-	if err := send(t, l, burst).Wait(); err != nil {
+	agent := agentPid(t, l, "node1")
+	if err := send(t, l, 1).Wait(); err != nil {
 		t.Fatal(err)
+	}
+	receives(t, o, 1)
+	sender := send(t, l, burst-1)
+	receives(t, o, burst/10)
+	if err := syscall.Kill(agent, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	waited := sender.Wait()
+	if err := syscall.Kill(agent, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if waited != nil {
+		t.Fatal(waited)
 	}
 	events := generated(t, l)
 	await(t, waitTime, func() error {
@@ -183,12 +210,7 @@ func TestBurstKill(t *testing.T) {
 	first := observe(t, l, "node1")
 	defer first.stop(t)
 	sender := send(t, l, burst)
-	await(t, waitTime, func() error {
-		if sum, words := first.sum(); sum < burst/10 {
-			return fmt.Errorf("only %s", words)
-		}
-		return nil
-	})
+	receives(t, first, burst/10)
 	l.Must(t, "lab", "agent", "kill", "node1")
 	saved := acknowledged(t, l)
 	l.Must(t, "lab", "agent", "start", "node1")
