@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -32,6 +33,8 @@ type Object interface {
 type ID = manifest.Ref
 
 func namespaceID(name string) ID { return ID{Kind: "Namespace", Name: name} }
+
+func nodeID(name string) ID { return ID{Kind: "Node", Name: name} }
 
 // Node is a node of the lab.
 type Node struct {
@@ -56,8 +59,9 @@ type Config struct {
 type Cluster struct {
 	cfg     Config
 	objects map[ID]Object
-	pods    map[string]*Pod // by NAMESPACE/NAME
-	created int             // pods so far, their order of age
+	pods    map[string]*Pod     // by NAMESPACE/NAME
+	created int                 // pods so far, their order of age
+	packed  map[string]*packing // slices of Services, by NAMESPACE/NAME
 }
 
 // Pod is a pod that was scheduled.
@@ -71,6 +75,16 @@ type Pod struct {
 
 // Key is NAMESPACE/NAME.
 func (p *Pod) Key() string { return p.Object.Namespace + "/" + p.Object.Name }
+
+// available tells whether the pod has been ready for that long.
+func (p *Pod) available(now metav1.Time, minReady time.Duration) bool {
+	for _, c := range p.Object.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue && now.Sub(c.LastTransitionTime.Time) >= minReady
+		}
+	}
+	return false
+}
 
 // Ready tells whether the pod's Ready condition is true.
 func (p *Pod) Ready() bool { return IsReady(p.Object) }
@@ -87,7 +101,7 @@ func IsReady(p *corev1.Pod) bool {
 
 // New returns a cluster with its nodes and the namespace "default".
 func New(cfg Config) *Cluster {
-	c := &Cluster{cfg: cfg, objects: map[ID]Object{}, pods: map[string]*Pod{}}
+	c := &Cluster{cfg: cfg, objects: map[ID]Object{}, pods: map[string]*Pod{}, packed: map[string]*packing{}}
 	ns := &corev1.Namespace{TypeMeta: typeMeta("v1", "Namespace"), ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceDefault}}
 	defaultNamespace(ns)
 	c.objects[namespaceID(ns.Name)] = ns
@@ -96,7 +110,7 @@ func New(cfg Config) *Cluster {
 
 // Clone returns a cluster that shares nothing with c that either may change.
 func (c *Cluster) Clone() *Cluster {
-	n := &Cluster{cfg: c.cfg, objects: maps.Clone(c.objects), pods: make(map[string]*Pod, len(c.pods)), created: c.created}
+	n := &Cluster{cfg: c.cfg, objects: maps.Clone(c.objects), pods: make(map[string]*Pod, len(c.pods)), created: c.created, packed: maps.Clone(c.packed)}
 	for k, p := range c.pods {
 		q := *p
 		q.Object = p.Object.DeepCopy()
@@ -194,6 +208,7 @@ func (c *Cluster) Delete(objects []manifest.Object) ([]Change, []state.SourceErr
 			continue
 		}
 		delete(c.objects, m.Ref)
+		delete(c.packed, m.Namespace+"/"+m.Name)
 		changes = append(changes, Change{ID: m.Ref, Outcome: Deleted})
 		if m.Ref == namespaceID(m.Name) {
 			maps.DeleteFunc(c.objects, func(id ID, _ Object) bool { return id.Namespace == m.Name })
@@ -243,10 +258,24 @@ func (c *Cluster) PodsOf(owner ID) []*Pod {
 	return pods
 }
 
-// SetStatus changes the status of a pod; a pod that is gone is no error.
+// SetStatus changes the status of a pod; a pod that is gone is no error. It
+// notes when the pod became ready or unready.
 func (c *Cluster) SetStatus(key string, change func(*corev1.PodStatus)) {
-	if p, ok := c.pods[key]; ok {
-		change(&p.Object.Status)
+	p, ok := c.pods[key]
+	if !ok {
+		return
+	}
+	since := map[corev1.PodConditionType]corev1.PodCondition{}
+	for _, condition := range p.Object.Status.Conditions {
+		since[condition.Type] = condition
+	}
+	change(&p.Object.Status)
+	for i := range p.Object.Status.Conditions {
+		now := &p.Object.Status.Conditions[i]
+		now.LastTransitionTime = c.cfg.Now()
+		if before, ok := since[now.Type]; ok && before.Status == now.Status {
+			now.LastTransitionTime = before.LastTransitionTime
+		}
 	}
 }
 

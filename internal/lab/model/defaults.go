@@ -33,7 +33,7 @@ func fillDefaults(o Object) {
 		defaultPodSpec(&o.Spec.Template.Spec)
 	case *corev1.Service:
 		o.TypeMeta = typeMeta("v1", "Service")
-		defaultService(&o.Spec)
+		defaultService(o)
 	}
 }
 
@@ -69,12 +69,27 @@ func defaultPodSpec(s *corev1.PodSpec) {
 	}
 }
 
-func defaultService(s *corev1.ServiceSpec) {
+func defaultService(svc *corev1.Service) {
+	s := &svc.Spec
 	if s.Type == "" {
 		s.Type = corev1.ServiceTypeClusterIP
 	}
 	if s.SessionAffinity == "" {
 		s.SessionAffinity = corev1.ServiceAffinityNone
+	}
+	if s.SessionAffinity == corev1.ServiceAffinityClientIP && (s.SessionAffinityConfig == nil || s.SessionAffinityConfig.ClientIP == nil || s.SessionAffinityConfig.ClientIP.TimeoutSeconds == nil) {
+		s.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: ptr(corev1.DefaultClientIPServiceAffinitySeconds)}}
+	}
+	if s.ExternalTrafficPolicy == "" && accessible(s) {
+		s.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyCluster
+	}
+	if s.Type == corev1.ServiceTypeLoadBalancer && s.AllocateLoadBalancerNodePorts == nil {
+		s.AllocateLoadBalancerNodePorts = ptr(true)
+	}
+	if s.Type == corev1.ServiceTypeExternalName {
+		s.InternalTrafficPolicy = nil
+	} else if s.InternalTrafficPolicy == nil {
+		s.InternalTrafficPolicy = ptr(corev1.ServiceInternalTrafficPolicyCluster)
 	}
 	for i := range s.Ports {
 		p := &s.Ports[i]
@@ -83,6 +98,12 @@ func defaultService(s *corev1.ServiceSpec) {
 		}
 		if p.TargetPort == (intstr.IntOrString{}) || p.TargetPort == intstr.FromString("") {
 			p.TargetPort = intstr.FromInt32(p.Port)
+		}
+	}
+	// An address of a load balancer is one that nodes answer for.
+	for i := range svc.Status.LoadBalancer.Ingress {
+		if in := &svc.Status.LoadBalancer.Ingress[i]; in.IP != "" && in.IPMode == nil {
+			in.IPMode = ptr(corev1.LoadBalancerIPModeVIP)
 		}
 	}
 }

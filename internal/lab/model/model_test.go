@@ -23,12 +23,14 @@ type world struct {
 	*model.Cluster
 	t     *testing.T
 	nextA int
+	now   int64 // seconds
 }
 
 func newWorld(t *testing.T) *world {
 	n := 0
 	count := func() string { n++; return fmt.Sprintf("%05d", n) }
-	cfg := model.Config{Suffix: count, UID: count, Now: func() metav1.Time { return metav1.Unix(1000, 0) }}
+	w := &world{t: t, now: 1000}
+	cfg := model.Config{Suffix: count, UID: count, Now: func() metav1.Time { return metav1.Unix(w.now, 0) }}
 	for i := 1; i <= 2; i++ {
 		cfg.Nodes = append(cfg.Nodes, model.Node{
 			Name:     fmt.Sprintf("node%d", i),
@@ -36,7 +38,8 @@ func newWorld(t *testing.T) *world {
 			PodCIDRs: []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.244.%d.0/24", i))},
 		})
 	}
-	return &world{Cluster: model.New(cfg), t: t}
+	w.Cluster = model.New(cfg)
+	return w
 }
 
 // apply wants the manifests to be accepted and returns what became of them.
@@ -188,15 +191,35 @@ func TestScaling(t *testing.T) {
 	}
 }
 
-// A rolling update never has fewer ready pods than wanted, nor more than one
-// pod too many beside those that terminate.
+// A rolling update never has fewer ready pods than it may miss, nor more beside
+// those that terminate than it may have, and it reaches both limits.
 func TestRollingUpdate(t *testing.T) {
-	for _, replicas := range []int{1, 2, 3, 7} {
-		t.Run(fmt.Sprint(replicas), func(t *testing.T) {
+	for _, c := range []struct {
+		replicas           int
+		strategy           string
+		surge, unavailable int
+	}{
+		{1, "", 1, 0}, {2, "", 1, 0}, {3, "", 1, 0}, {7, "", 2, 1}, {8, "", 2, 2},
+		{4, "{maxSurge: 2, maxUnavailable: 0}", 2, 0},
+		{4, "{maxSurge: 0, maxUnavailable: 1}", 0, 1},
+		{4, "{maxSurge: 0, maxUnavailable: 0}", 0, 1},
+		{4, `{maxSurge: "100%", maxUnavailable: "0%"}`, 4, 0},
+		{4, `{maxSurge: "0%", maxUnavailable: "100%"}`, 0, 4},
+		{2, "{maxSurge: 0, maxUnavailable: 9}", 0, 2},
+	} {
+		replicas := c.replicas
+		t.Run(fmt.Sprintf("%d %s", replicas, c.strategy), func(t *testing.T) {
 			w := newWorld(t)
-			w.apply(deployment(replicas, "old"))
+			with := func(command string) string {
+				if c.strategy == "" {
+					return deployment(replicas, command)
+				}
+				return strings.Replace(deployment(replicas, command), "  replicas", "  strategy: {rollingUpdate: "+c.strategy+"}\n  replicas", 1)
+			}
+			w.apply(with("old"))
 			w.settle(func() {})
-			w.apply(deployment(replicas, "new"))
+			w.apply(with("new"))
+			least, most := replicas, replicas
 			w.settle(func() {
 				ready, live := 0, 0
 				for _, p := range w.Pods() {
@@ -208,10 +231,11 @@ func TestRollingUpdate(t *testing.T) {
 						ready++
 					}
 				}
-				if ready < replicas || live > replicas+1 {
-					t.Errorf("%d ready of %d pods, %d wanted", ready, live, replicas)
-				}
+				least, most = min(least, ready), max(most, live)
 			})
+			if least != replicas-c.unavailable || most != replicas+c.surge {
+				t.Errorf("at least %d were ready and at most %d there: want %d and %d", least, most, replicas-c.unavailable, replicas+c.surge)
+			}
 			for _, p := range w.Pods() {
 				if got := p.Object.Spec.Containers[0].Command[0]; got != "new" {
 					t.Errorf("pod %s runs %s", p.Key(), got)

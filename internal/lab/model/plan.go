@@ -3,18 +3,21 @@
 package model
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
 	"maps"
 	"slices"
 	"strconv"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
 // Plan takes the next step towards what was applied: it adds the pods that are
@@ -43,8 +46,8 @@ func (c *Cluster) Plan() (start, stop []*Pod) {
 func (c *Cluster) markDeleting(p *Pod) {
 	p.Deleting = true
 	p.Object = p.Object.DeepCopy()
-	now := c.cfg.Now()
-	p.Object.DeletionTimestamp = &now
+	end := metav1.NewTime(c.cfg.Now().Add(time.Duration(*p.Object.Spec.TerminationGracePeriodSeconds) * time.Second))
+	p.Object.DeletionTimestamp = &end
 	p.Object.DeletionGracePeriodSeconds = p.Object.Spec.TerminationGracePeriodSeconds
 }
 
@@ -65,8 +68,9 @@ func (c *Cluster) planPod(id ID, o *corev1.Pod) (start, stop []*Pod) {
 	return nil, nil
 }
 
-// planDeployment scales a Deployment or takes one step of a rolling update with
-// at most one pod more than wanted and none less ready.
+// planDeployment scales a Deployment or takes one step of a rolling update: no
+// more pods beyond those wanted than maxSurge says, and no fewer available ones
+// than maxUnavailable says.
 func (c *Cluster) planDeployment(id ID, d *appsv1.Deployment) (start, stop []*Pod) {
 	hash := hashOf(d.Spec.Template)
 	var current, old []*Pod
@@ -92,14 +96,68 @@ func (c *Cluster) planDeployment(id ID, d *appsv1.Deployment) (start, stop []*Po
 	stop = append(stop, surplus(current, len(current)-want)...)
 	limit := want
 	if len(old) > 0 {
-		limit = want + 1
-		ready := countReady(current) + countReady(old)
-		stop = append(stop, retire(old, ready-want, len(old)+len(current)-want)...)
+		surge, unavailable := margins(d)
+		limit = want + surge
+		available := c.countAvailable(d, current)
+		least := want - unavailable
+		spare := len(old) + len(current) - least - (len(current) - available)
+		stop = append(stop, c.retire(d, old, available+c.countAvailable(d, old)-least, spare)...)
 	}
 	for n := len(current); n < want && n+len(old) < limit; n++ {
 		start = append(start, c.newPod(id, c.templateMeta(id, d, hash), d.Spec.Template.Spec, hash))
 	}
 	return start, stop
+}
+
+// margins are how many pods more than wanted an update may have, and how many
+// available ones it may miss. Both are not 0 together.
+func margins(d *appsv1.Deployment) (surge, unavailable int) {
+	quarter := intstr.FromString("25%")
+	maxSurge, maxUnavailable := &quarter, &quarter
+	if r := d.Spec.Strategy.RollingUpdate; r != nil {
+		maxSurge, maxUnavailable = cmp.Or(r.MaxSurge, maxSurge), cmp.Or(r.MaxUnavailable, maxUnavailable)
+	}
+	want := int(*d.Spec.Replicas)
+	surge, _ = intstr.GetScaledValueFromIntOrPercent(maxSurge, want, true) // validated
+	unavailable, _ = intstr.GetScaledValueFromIntOrPercent(maxUnavailable, want, false)
+	if surge == 0 && unavailable == 0 {
+		unavailable = 1
+	}
+	return surge, min(unavailable, want)
+}
+
+func minReady(d *appsv1.Deployment) time.Duration {
+	return time.Duration(d.Spec.MinReadySeconds) * time.Second
+}
+
+func (c *Cluster) countAvailable(d *appsv1.Deployment, pods []*Pod) int {
+	n, now := 0, c.cfg.Now()
+	for _, p := range pods {
+		if p.available(now, minReady(d)) {
+			n++
+		}
+	}
+	return n
+}
+
+// Wake returns how long it takes until a pod has been ready for as long as its
+// Deployment wants; 0 where no pod waits for that.
+func (c *Cluster) Wake() time.Duration {
+	var next time.Duration
+	now := c.cfg.Now()
+	for _, p := range c.pods {
+		d, ok := c.objects[p.Owner].(*appsv1.Deployment)
+		if !ok || p.Deleting || !p.Ready() || p.available(now, minReady(d)) {
+			continue
+		}
+		for _, condition := range p.Object.Status.Conditions {
+			left := minReady(d) - now.Sub(condition.LastTransitionTime.Time)
+			if condition.Type == corev1.PodReady && (next == 0 || left < next) {
+				next = left
+			}
+		}
+	}
+	return next
 }
 
 // surplus chooses n pods to stop: those that are not ready, then the youngest.
@@ -120,32 +178,24 @@ func surplus(pods []*Pod, n int) []*Pod {
 	return pods[:min(n, len(pods))]
 }
 
-// retire chooses pods of an older template to stop: those that are not ready
-// where there are more than wanted, and so many ready ones as can be missed.
-func retire(old []*Pod, spareReady, spare int) []*Pod {
+// retire chooses pods of an older template to stop: up to spare that are not
+// available, and so many available ones as can be missed.
+func (c *Cluster) retire(d *appsv1.Deployment, old []*Pod, spareAvailable, spare int) []*Pod {
 	var stop []*Pod
+	now := c.cfg.Now()
 	for _, p := range old {
 		switch {
-		case !p.Ready() && spare > 0:
+		case !p.available(now, minReady(d)):
+			if spare > 0 {
+				stop = append(stop, p)
+				spare--
+			}
+		case spareAvailable > 0:
 			stop = append(stop, p)
-			spare--
-		case p.Ready() && spareReady > 0:
-			stop = append(stop, p)
-			spareReady--
-			spare--
+			spareAvailable--
 		}
 	}
 	return stop
-}
-
-func countReady(pods []*Pod) int {
-	n := 0
-	for _, p := range pods {
-		if p.Ready() {
-			n++
-		}
-	}
-	return n
 }
 
 func (c *Cluster) templateMeta(id ID, d *appsv1.Deployment, hash string) metav1.ObjectMeta {
@@ -213,7 +263,7 @@ func (c *Cluster) candidates(s *corev1.PodSpec) []string {
 	sel := labels.SelectorFromSet(s.NodeSelector)
 	var names []string
 	for _, n := range c.cfg.Nodes {
-		if sel.Matches(labels.Set(nodeLabels(n.Name))) {
+		if sel.Matches(labels.Set(c.nodeLabels(n.Name))) {
 			names = append(names, n.Name)
 		}
 	}

@@ -113,7 +113,7 @@ func (p *Pod) lack(id ID, why string) Lack {
 
 func (c *Cluster) deploymentLacks(id ID, d *appsv1.Deployment) []Lack {
 	var lacks []Lack
-	hash, ready := hashOf(d.Spec.Template), 0
+	hash, ready, now := hashOf(d.Spec.Template), 0, c.cfg.Now()
 	for _, p := range c.PodsOf(id) {
 		switch {
 		case p.Deleting:
@@ -122,6 +122,8 @@ func (c *Cluster) deploymentLacks(id ID, d *appsv1.Deployment) []Lack {
 			lacks = append(lacks, p.lack(id, "is of an older template"))
 		case !p.Ready():
 			lacks = append(lacks, p.lack(id, Why(p.Object)))
+		case !p.available(now, minReady(d)):
+			lacks = append(lacks, p.lack(id, "has not been ready for minReadySeconds"))
 		default:
 			ready++
 		}
