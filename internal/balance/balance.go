@@ -74,18 +74,27 @@ type ServicePort struct {
 	// clients from outside; each in order of address and port, without
 	// duplicates, and only those that may be chosen. External is nil where there
 	// is no external frontend.
+	//
+	// Internal is for the ClusterIP frontends only, as internalTrafficPolicy is.
+	// Clients on this node that use an external frontend get Cluster, whatever
+	// the policies are; it is in the same order, and nil where there is no
+	// external frontend. The three may share memory: they are read only.
 	Internal, External []Backend
+	Cluster            []Backend
 	// Affinity is how long a client stays with its backend after its last
 	// connection; 0: none.
 	Affinity time.Duration
 	// SourceRanges are the clients that LoadBalancer frontends accept, as masked
-	// prefixes; nil: all.
+	// prefixes in order; nil: all. Ranges of one family refuse all clients of the
+	// other (kube-proxy accepts these).
 	SourceRanges []netip.Prefix
 	// LocalExternal says that externalTrafficPolicy is Local: the client's
 	// address reaches the backend, and there is no second hop.
 	LocalExternal bool
 	// HealthCheckPort answers load balancers about this node on its TCP port; 0:
-	// none. LocalReady is how many ready backends this node has, of all ports.
+	// none. LocalReady is how many ready backends this node has, of all ports;
+	// one with addresses in both families counts once. It is counted only where
+	// there is a HealthCheckPort.
 	HealthCheckPort uint16
 	LocalReady      int
 }

@@ -59,11 +59,13 @@ type Port struct {
 }
 
 // Service is a Kubernetes Service as written; internal/balance computes
-// frontends from it.
+// frontends from it. Status is nil where the object has none.
 type Service struct {
-	Namespace string              `json:"namespace"`
-	Name      string              `json:"name"`
-	Spec      *corev1.ServiceSpec `json:"spec"`
+	Namespace string                `json:"namespace"`
+	Name      string                `json:"name"`
+	Labels    map[string]string     `json:"labels,omitempty"`
+	Spec      *corev1.ServiceSpec   `json:"spec"`
+	Status    *corev1.ServiceStatus `json:"status,omitempty"`
 }
 
 // Endpoint is one EndpointSlice. Service is the name of the Service that it

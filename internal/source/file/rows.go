@@ -31,7 +31,7 @@ func newObject(o *manifest.Object) *object {
 	case *corev1.Pod:
 		out.row = workloadRow(x)
 	case *corev1.Service:
-		out.row = &state.Service{Namespace: x.Namespace, Name: x.Name, Spec: &x.Spec}
+		out.row = serviceRow(x)
 	case *discoveryv1.EndpointSlice:
 		out.row = &state.Endpoint{Namespace: x.Namespace, Name: x.Name, Service: x.Labels[discoveryv1.LabelServiceName], Slice: x}
 	case *networkingv1.NetworkPolicy:
@@ -62,6 +62,14 @@ func nodeRow(n *corev1.Node) *state.Node {
 		if p, err := netip.ParsePrefix(c); err == nil {
 			row.PodCIDRs = append(row.PodCIDRs, p)
 		}
+	}
+	return row
+}
+
+func serviceRow(s *corev1.Service) *state.Service {
+	row := &state.Service{Namespace: s.Namespace, Name: s.Name, Labels: s.Labels, Spec: &s.Spec}
+	if len(s.Status.LoadBalancer.Ingress) > 0 || len(s.Status.Conditions) > 0 {
+		row.Status = &s.Status
 	}
 	return row
 }
