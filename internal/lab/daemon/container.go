@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/weft-mesh/weft/internal/lab/layout"
 	"github.com/weft-mesh/weft/internal/lab/logfile"
 	"github.com/weft-mesh/weft/internal/lab/model"
 	"github.com/weft-mesh/weft/internal/lab/probe"
@@ -29,6 +30,9 @@ const (
 	// settleTime is how long a container without a readiness probe must run to be
 	// ready: one that ends at once never is.
 	settleTime = 250 * time.Millisecond
+	// afterPreStop is what a container has between SIGTERM and SIGKILL at least,
+	// after a preStop hook that took all of the grace period.
+	afterPreStop = 2 * time.Second
 )
 
 // runContainers runs the init containers one after the other, then all others
@@ -64,12 +68,13 @@ func (w *worker) keepRunning(ct *corev1.Container, init bool) (ok bool) {
 	for w.ctx.Err() == nil {
 		began := time.Now()
 		code, err := w.runOnce(ct, init)
-		if w.ctx.Err() != nil {
-			return false
-		}
 		text := fmt.Sprintf("exit code %d", code)
 		if err != nil {
 			text = err.Error()
+		}
+		if w.ctx.Err() != nil {
+			w.ended(ct, init, code, text)
+			return false
 		}
 		if !w.again(code, init) {
 			w.ended(ct, init, code, text)
@@ -140,7 +145,7 @@ func (w *worker) runOnce(ct *corev1.Container, init bool) (code int, err error) 
 		cs.State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.Now()}}
 		cs.Started = new(false)
 	})
-	ctx, stopProbes := context.WithCancel(w.ctx)
+	ctx, stopProbes := context.WithCancel(w.lab.ctx)
 	var probes sync.WaitGroup
 	if !init {
 		probes.Go(func() { w.probes(ctx, ct, p, log) })
@@ -148,18 +153,44 @@ func (w *worker) runOnce(ct *corev1.Container, init bool) (code int, err error) 
 	select {
 	case <-p.Done():
 	case <-w.ctx.Done():
-		w.end(p)
+		w.end(ct, p)
 	}
 	stopProbes()
 	probes.Wait()
 	return p.ExitCode(), nil
 }
 
-func (w *worker) end(p *process.Process) {
+// end stops a container within the grace period of its pod: the preStop hook,
+// SIGTERM, SIGKILL.
+func (w *worker) end(ct *corev1.Container, p *process.Process) {
 	ctx, cancel := w.graceful()
 	defer cancel()
+	if ct.Lifecycle != nil && ct.Lifecycle.PreStop != nil {
+		w.preStop(ctx, ct, p)
+		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < afterPreStop {
+			ctx, cancel = context.WithTimeout(w.lab.ctx, afterPreStop)
+			defer cancel()
+		}
+	}
 	if err := p.Stop(ctx); err != nil {
 		w.lab.log.Warn("stopping a container failed", "pod", w.key, "error", err)
+	}
+}
+
+// preStop runs the hook of a container that is to be stopped.
+func (w *worker) preStop(ctx context.Context, ct *corev1.Container, p *process.Process) {
+	h := ct.Lifecycle.PreStop
+	if h.Sleep != nil {
+		select {
+		case <-p.Done():
+		case <-ctx.Done():
+		case <-time.After(time.Duration(h.Sleep.Seconds) * time.Second):
+		}
+		return
+	}
+	t := probe.Target{Weft: w.lab.cfg.Weft, Inside: func() shim.Spec { return w.insideRunning(ct, p.Pid) }}
+	if err := probe.Exec(ctx, h.Exec, t); err != nil {
+		w.lab.progress("pod %s: container %s: preStop hook: %v", w.key, ct.Name, err)
 	}
 }
 
@@ -205,7 +236,7 @@ func (w *worker) env(ct *corev1.Container) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	return mergeEnv([]string{"PATH=" + w.lab.path(), "HOME=/root", "HOSTNAME=" + w.hostname()}, own), nil
+	return mergeEnv([]string{"PATH=" + w.lab.path(), "HOME=/root", "HOSTNAME=" + w.hostname(), layout.EnvCluster + "=" + w.lab.layout.ClusterDir()}, own), nil
 }
 
 // mergeEnv lays over on top of base; each variable is there once.
@@ -224,20 +255,24 @@ func mergeEnv(base, over []string) []string {
 	return env
 }
 
-// probes asks the container how it is as long as ctx lasts.
+// probes asks the container how it is as long as ctx lasts: whether it is ready
+// also while the pod terminates, whether it lives only before that.
 func (w *worker) probes(ctx context.Context, ct *corev1.Container, p *process.Process, log *logfile.Writer) {
 	t := probe.Target{
 		Weft: w.lab.cfg.Weft, NodeNetNS: w.node.netnsPath(), IP: w.ips[0].String(), Container: ct,
 		Inside: func() shim.Spec { return w.insideRunning(ct, p.Pid) },
 	}
-	if ct.StartupProbe != nil && !w.startup(ctx, ct, t, p, log) {
+	if ct.StartupProbe != nil && !w.startup(w.ctx, ct, t, p, log) {
 		return
 	}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if ct.LivenessProbe != nil {
 		wg.Go(func() {
-			if why := probe.Failing(ctx, ct.LivenessProbe, t); why != "" {
+			alive, cancel := context.WithCancel(w.ctx)
+			defer cancel()
+			defer context.AfterFunc(ctx, cancel)()
+			if why := probe.Failing(alive, ct.LivenessProbe, t); why != "" {
 				fmt.Fprintf(log, "weft lab: restarted by its liveness probe: %s\n", why)
 				w.lab.progress("pod %s: container %s fails its liveness probe: %s", w.key, ct.Name, why)
 				grace, cancel := context.WithTimeout(w.lab.ctx, time.Duration(*w.pod.Spec.TerminationGracePeriodSeconds)*time.Second)
@@ -250,7 +285,7 @@ func (w *worker) probes(ctx context.Context, ct *corev1.Container, p *process.Pr
 	}
 	if ct.ReadinessProbe == nil {
 		select {
-		case <-ctx.Done():
+		case <-w.ctx.Done():
 		case <-p.Done():
 		case <-time.After(settleTime):
 			w.ready(ctx, ct, true, "")

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,13 +72,17 @@ type Lab struct {
 	setupErr  error
 
 	mu        sync.Mutex
-	cluster   *model.Cluster     // protected by mu
-	folder    *folder.Writer     // protected by mu
-	folderErr error              // protected by mu; of the last time it was written
-	dirty     bool               // protected by mu; cluster changed and the folder was not written
-	workers   map[string]*worker // protected by mu; by NAMESPACE/NAME
-	netns     map[string]bool    // protected by mu; names in use by pods
-	changed   chan struct{}      // protected by mu; closed at each change, then replaced
+	cluster   *model.Cluster              // protected by mu
+	folder    *folder.Writer              // protected by mu
+	folderErr error                       // protected by mu; of the last time it was written
+	dirty     bool                        // protected by mu; cluster changed and the folder was not written
+	workers   map[string]*worker          // protected by mu; by NAMESPACE/NAME
+	netns     map[string]bool             // protected by mu; names in use by pods
+	changed   chan struct{}               // protected by mu; closed at each change, then replaced
+	wake      *time.Timer                 // protected by mu; kicks when a pod has been ready for long enough
+	routed    map[netip.Addr][]netip.Addr // protected by mu; routes of the world outside, to next hops
+
+	dns atomic.Pointer[[]netip.Addr] // name servers of pods; written with mu held
 
 	progressMu sync.Mutex
 	listeners  map[chan string]struct{} // protected by progressMu
@@ -127,7 +132,9 @@ func New(cfg Config, lay layout.Layout, log *slog.Logger) (*Lab, error) {
 		netns:     map[string]bool{},
 		changed:   make(chan struct{}),
 		listeners: map[chan string]struct{}{},
+		routed:    map[netip.Addr][]netip.Addr{},
 	}
+	l.wake = time.AfterFunc(folderRetry, l.kick)
 	for i := 1; i <= cfg.Nodes; i++ {
 		n, err := newNode(l, modelNode(i))
 		if err != nil {
@@ -178,7 +185,7 @@ func (l *Lab) reconcile() {
 		case <-l.kicked:
 		}
 		if err := l.step(); err != nil {
-			l.log.Error("writing the cluster folder failed", "error", err)
+			l.log.Error("carrying out the cluster failed", "error", err)
 			time.AfterFunc(folderRetry, l.kick)
 		}
 		l.notify()
@@ -198,7 +205,11 @@ func (l *Lab) step() error {
 		l.kick()
 	}
 	generation, err := l.folder.Sync(l.cluster.Objects())
+	err = errors.Join(err, l.followNameServers(), l.routeOutside())
 	l.folderErr, l.dirty = err, err != nil
+	if d := l.cluster.Wake(); d > 0 {
+		l.wake.Reset(d)
+	}
 	for _, p := range stop {
 		l.workers[p.Key()].stop()
 	}

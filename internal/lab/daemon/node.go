@@ -105,6 +105,9 @@ func (l *Lab) setupNetwork() error {
 	if err := netdev.CreateBridge(netdev.LabLink{NetNS: underlay, Name: bridge, Addresses: addresses}, l.cfg.MTU); err != nil {
 		return err
 	}
+	if err := netdev.SpreadFlows(underlay); err != nil {
+		return err
+	}
 	if err := cgroup.Create(filepath.Join(l.layout.Cgroup, "outside", "host")); err != nil {
 		return err
 	}

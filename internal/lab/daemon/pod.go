@@ -47,6 +47,8 @@ type worker struct {
 	ips   []netip.Addr   // protected by mu
 	pids  map[string]int // protected by mu; of running containers by name
 	until time.Time      // protected by mu; when the grace period ends
+
+	resolvMu sync.Mutex // held while resolv.conf is written
 }
 
 // newWorker prepares a worker; the caller holds l.mu.
@@ -242,10 +244,11 @@ func (w *worker) files(context.Context) error {
 	if err := os.MkdirAll(w.dir(), 0o755); err != nil {
 		return fmt.Errorf("make the folder of the pod: %w", err)
 	}
-	for name, content := range map[string]string{"hosts": w.hosts(), "resolv.conf": w.resolvConf()} {
-		if err := os.WriteFile(filepath.Join(w.dir(), name), []byte(content), 0o644); err != nil {
-			return fmt.Errorf("write the pod's %s: %w", name, err)
-		}
+	if err := os.WriteFile(filepath.Join(w.dir(), "hosts"), []byte(w.hosts()), 0o644); err != nil {
+		return fmt.Errorf("write the pod's hosts: %w", err)
+	}
+	if err := w.writeResolvConf(true); err != nil {
+		return err
 	}
 	return sandbox.Share(w.nsDir(), w.hostname())
 }
@@ -254,34 +257,15 @@ func (w *worker) hosts() string {
 	var b strings.Builder
 	b.WriteString("# Written by weft lab.\n127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n")
 	for _, ip := range w.ips {
+		if s := w.pod.Spec.Subdomain; s != "" && !w.pod.Spec.HostNetwork {
+			fmt.Fprintf(&b, "%s\t%s.%s.%s.svc.%s\t%s\n", ip, w.hostname(), s, w.pod.Namespace, clusterDomain, w.hostname())
+			continue
+		}
 		fmt.Fprintf(&b, "%s\t%s\n", ip, w.hostname())
 	}
 	for _, a := range w.pod.Spec.HostAliases {
 		fmt.Fprintf(&b, "%s\t%s\n", a.IP, strings.Join(a.Hostnames, " "))
 	}
-	return b.String()
-}
-
-// resolvConf names no server unless the manifest does: there is no DNS in a lab
-// yet, and a name that cannot be found should say so at once.
-func (w *worker) resolvConf() string {
-	var b strings.Builder
-	b.WriteString("# Written by weft lab.\n")
-	search := []string{w.pod.Namespace + ".svc.cluster.local", "svc.cluster.local", "cluster.local"}
-	if c := w.pod.Spec.DNSConfig; c != nil {
-		search = append(search, c.Searches...)
-		for _, s := range c.Nameservers {
-			fmt.Fprintf(&b, "nameserver %s\n", s)
-		}
-		for _, o := range c.Options {
-			b.WriteString("options " + o.Name)
-			if o.Value != nil {
-				b.WriteString(":" + *o.Value)
-			}
-			b.WriteString("\n")
-		}
-	}
-	fmt.Fprintf(&b, "search %s\n", strings.Join(search, " "))
 	return b.String()
 }
 

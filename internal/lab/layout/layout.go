@@ -18,6 +18,8 @@ import (
 const (
 	EnvDir = "WEFT_LAB_DIR" // folder of all labs instead of DefaultDir
 	EnvLab = "WEFT_LAB"     // the lab that commands mean by default
+	// EnvCluster tells containers where ClusterDir is, to be read only.
+	EnvCluster = "WEFT_CLUSTER_DIR"
 )
 
 // DefaultDir holds a folder for each lab.

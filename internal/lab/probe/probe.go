@@ -221,6 +221,14 @@ func httpGet(ctx context.Context, a *corev1.HTTPGetAction, t Target) error {
 }
 
 func run(ctx context.Context, a *corev1.ExecAction, t Target) error {
+	if err := Exec(ctx, a, t); err != nil {
+		return fmt.Errorf("probe: %w", err)
+	}
+	return nil
+}
+
+// Exec runs a command in the container; a bad exit code is an error.
+func Exec(ctx context.Context, a *corev1.ExecAction, t Target) error {
 	spec := t.Inside()
 	spec.Argv = a.Command
 	args, err := shim.Command(spec)
@@ -233,7 +241,7 @@ func run(ctx context.Context, a *corev1.ExecAction, t Target) error {
 	cmd.WaitDelay = time.Second
 	if err := cmd.Run(); err != nil {
 		text := strings.TrimSpace(out.String())
-		return fmt.Errorf("probe: %s: %w: %s", strings.Join(a.Command, " "), err, text[:min(len(text), 500)])
+		return fmt.Errorf("%s: %w: %s", strings.Join(a.Command, " "), err, text[:min(len(text), 500)])
 	}
 	return nil
 }
