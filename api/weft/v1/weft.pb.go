@@ -182,11 +182,12 @@ type StatusResponse struct {
 	Drops     []*Counter `protobuf:"bytes,9,rep,name=drops,proto3" json:"drops,omitempty"`
 	Forwarded []*Counter `protobuf:"bytes,10,rep,name=forwarded,proto3" json:"forwarded,omitempty"`
 	// Manifest folder: what was read last, and what was refused.
-	Generation    uint64   `protobuf:"varint,11,opt,name=generation,proto3" json:"generation,omitempty"`
-	SourceErrors  []string `protobuf:"bytes,12,rep,name=source_errors,json=sourceErrors,proto3" json:"source_errors,omitempty"`
-	Routing       string   `protobuf:"bytes,13,opt,name=routing,proto3" json:"routing,omitempty"` // "native" or "vxlan"
-	Mtu           uint32   `protobuf:"varint,14,opt,name=mtu,proto3" json:"mtu,omitempty"`        // of pod interfaces
-	Events        *Events  `protobuf:"bytes,15,opt,name=events,proto3" json:"events,omitempty"`   // absent until flows are observed
+	Generation    uint64          `protobuf:"varint,11,opt,name=generation,proto3" json:"generation,omitempty"`
+	SourceErrors  []string        `protobuf:"bytes,12,rep,name=source_errors,json=sourceErrors,proto3" json:"source_errors,omitempty"`
+	Routing       string          `protobuf:"bytes,13,opt,name=routing,proto3" json:"routing,omitempty"`   // "native" or "vxlan"
+	Mtu           uint32          `protobuf:"varint,14,opt,name=mtu,proto3" json:"mtu,omitempty"`          // of pod interfaces
+	Events        *Events         `protobuf:"bytes,15,opt,name=events,proto3" json:"events,omitempty"`     // absent until flows are observed
+	Services      *ServicesStatus `protobuf:"bytes,16,opt,name=services,proto3" json:"services,omitempty"` // absent until there is something in force
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -326,6 +327,174 @@ func (x *StatusResponse) GetEvents() *Events {
 	return nil
 }
 
+func (x *StatusResponse) GetServices() *ServicesStatus {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+// ServicesStatus is what is in force of Services on this node.
+type ServicesStatus struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Services  uint32                 `protobuf:"varint,1,opt,name=services,proto3" json:"services,omitempty"` // that have frontends here
+	Ports     uint32                 `protobuf:"varint,2,opt,name=ports,proto3" json:"ports,omitempty"`       // service ports
+	Frontends uint32                 `protobuf:"varint,3,opt,name=frontends,proto3" json:"frontends,omitempty"`
+	Backends  uint32                 `protobuf:"varint,4,opt,name=backends,proto3" json:"backends,omitempty"` // distinct addresses, ports and protocols
+	// What of Services and EndpointSlices is left out.
+	Problems []string `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"`
+	// Why the last change is not in force; empty where it is.
+	Error        string                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	Changed      *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=changed,proto3" json:"changed,omitempty"`                              // of the last change that is in force
+	SyncSeconds  float64                `protobuf:"fixed64,8,opt,name=sync_seconds,json=syncSeconds,proto3" json:"sync_seconds,omitempty"` // that it took, from rows to the kernel
+	MaglevTables uint32                 `protobuf:"varint,9,opt,name=maglev_tables,json=maglevTables,proto3" json:"maglev_tables,omitempty"`
+	MaglevBytes  uint64                 `protobuf:"varint,10,opt,name=maglev_bytes,json=maglevBytes,proto3" json:"maglev_bytes,omitempty"` // of the kernel's memory
+	External     string                 `protobuf:"bytes,11,opt,name=external,proto3" json:"external,omitempty"`                           // "snat" or "dsr"
+	// Where what comes from outside is translated, such as "native on eth0",
+	// "generic on eth0" or "off: tcx does it".
+	Xdp           string `protobuf:"bytes,12,opt,name=xdp,proto3" json:"xdp,omitempty"`
+	Denied        uint32 `protobuf:"varint,13,opt,name=denied,proto3" json:"denied,omitempty"` // networks on the deny list
+	Flows         uint64 `protobuf:"varint,14,opt,name=flows,proto3" json:"flows,omitempty"`   // connections that are translated packet by packet
+	Cut           uint64 `protobuf:"varint,15,opt,name=cut,proto3" json:"cut,omitempty"`       // sockets that were cut because their backend had gone
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServicesStatus) Reset() {
+	*x = ServicesStatus{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServicesStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServicesStatus) ProtoMessage() {}
+
+func (x *ServicesStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServicesStatus.ProtoReflect.Descriptor instead.
+func (*ServicesStatus) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ServicesStatus) GetServices() uint32 {
+	if x != nil {
+		return x.Services
+	}
+	return 0
+}
+
+func (x *ServicesStatus) GetPorts() uint32 {
+	if x != nil {
+		return x.Ports
+	}
+	return 0
+}
+
+func (x *ServicesStatus) GetFrontends() uint32 {
+	if x != nil {
+		return x.Frontends
+	}
+	return 0
+}
+
+func (x *ServicesStatus) GetBackends() uint32 {
+	if x != nil {
+		return x.Backends
+	}
+	return 0
+}
+
+func (x *ServicesStatus) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+func (x *ServicesStatus) GetError() string {
+	if x != nil {
+		return x.Error
+	}
+	return ""
+}
+
+func (x *ServicesStatus) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *ServicesStatus) GetSyncSeconds() float64 {
+	if x != nil {
+		return x.SyncSeconds
+	}
+	return 0
+}
+
+func (x *ServicesStatus) GetMaglevTables() uint32 {
+	if x != nil {
+		return x.MaglevTables
+	}
+	return 0
+}
+
+func (x *ServicesStatus) GetMaglevBytes() uint64 {
+	if x != nil {
+		return x.MaglevBytes
+	}
+	return 0
+}
+
+func (x *ServicesStatus) GetExternal() string {
+	if x != nil {
+		return x.External
+	}
+	return ""
+}
+
+func (x *ServicesStatus) GetXdp() string {
+	if x != nil {
+		return x.Xdp
+	}
+	return ""
+}
+
+func (x *ServicesStatus) GetDenied() uint32 {
+	if x != nil {
+		return x.Denied
+	}
+	return 0
+}
+
+func (x *ServicesStatus) GetFlows() uint64 {
+	if x != nil {
+		return x.Flows
+	}
+	return 0
+}
+
+func (x *ServicesStatus) GetCut() uint64 {
+	if x != nil {
+		return x.Cut
+	}
+	return 0
+}
+
 // Events is where the datapath's flow events went.
 type Events struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -343,7 +512,7 @@ type Events struct {
 
 func (x *Events) Reset() {
 	*x = Events{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[2]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -355,7 +524,7 @@ func (x *Events) String() string {
 func (*Events) ProtoMessage() {}
 
 func (x *Events) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[2]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -368,7 +537,7 @@ func (x *Events) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Events.ProtoReflect.Descriptor instead.
 func (*Events) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{2}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Events) GetGenerated() uint64 {
@@ -410,7 +579,7 @@ type Component struct {
 
 func (x *Component) Reset() {
 	*x = Component{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[3]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -422,7 +591,7 @@ func (x *Component) String() string {
 func (*Component) ProtoMessage() {}
 
 func (x *Component) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[3]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -435,7 +604,7 @@ func (x *Component) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Component.ProtoReflect.Descriptor instead.
 func (*Component) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{3}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Component) GetName() string {
@@ -473,7 +642,7 @@ type PodStatus struct {
 
 func (x *PodStatus) Reset() {
 	*x = PodStatus{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[4]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -485,7 +654,7 @@ func (x *PodStatus) String() string {
 func (*PodStatus) ProtoMessage() {}
 
 func (x *PodStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[4]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -498,7 +667,7 @@ func (x *PodStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PodStatus.ProtoReflect.Descriptor instead.
 func (*PodStatus) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{4}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PodStatus) GetNamespace() string {
@@ -558,7 +727,7 @@ type Program struct {
 
 func (x *Program) Reset() {
 	*x = Program{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[5]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -570,7 +739,7 @@ func (x *Program) String() string {
 func (*Program) ProtoMessage() {}
 
 func (x *Program) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[5]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -583,7 +752,7 @@ func (x *Program) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Program.ProtoReflect.Descriptor instead.
 func (*Program) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{5}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Program) GetName() string {
@@ -632,7 +801,7 @@ type MapFill struct {
 
 func (x *MapFill) Reset() {
 	*x = MapFill{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[6]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -644,7 +813,7 @@ func (x *MapFill) String() string {
 func (*MapFill) ProtoMessage() {}
 
 func (x *MapFill) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[6]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -657,7 +826,7 @@ func (x *MapFill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MapFill.ProtoReflect.Descriptor instead.
 func (*MapFill) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{6}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *MapFill) GetName() string {
@@ -692,7 +861,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[7]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -704,7 +873,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[7]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -717,7 +886,7 @@ func (x *Counter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Counter.ProtoReflect.Descriptor instead.
 func (*Counter) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{7}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Counter) GetName() string {
@@ -750,7 +919,7 @@ type ListTableRequest struct {
 
 func (x *ListTableRequest) Reset() {
 	*x = ListTableRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[8]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +931,7 @@ func (x *ListTableRequest) String() string {
 func (*ListTableRequest) ProtoMessage() {}
 
 func (x *ListTableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[8]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +944,7 @@ func (x *ListTableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTableRequest.ProtoReflect.Descriptor instead.
 func (*ListTableRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{8}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListTableRequest) GetName() string {
@@ -795,7 +964,7 @@ type ListTableResponse struct {
 
 func (x *ListTableResponse) Reset() {
 	*x = ListTableResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[9]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -807,7 +976,7 @@ func (x *ListTableResponse) String() string {
 func (*ListTableResponse) ProtoMessage() {}
 
 func (x *ListTableResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[9]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -820,7 +989,7 @@ func (x *ListTableResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListTableResponse.ProtoReflect.Descriptor instead.
 func (*ListTableResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{9}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ListTableResponse) GetHeader() []string {
@@ -847,7 +1016,7 @@ type TableRow struct {
 
 func (x *TableRow) Reset() {
 	*x = TableRow{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[10]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -859,7 +1028,7 @@ func (x *TableRow) String() string {
 func (*TableRow) ProtoMessage() {}
 
 func (x *TableRow) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[10]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -872,7 +1041,7 @@ func (x *TableRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableRow.ProtoReflect.Descriptor instead.
 func (*TableRow) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{10}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TableRow) GetCells() []string {
@@ -898,7 +1067,7 @@ type WaitAppliedRequest struct {
 
 func (x *WaitAppliedRequest) Reset() {
 	*x = WaitAppliedRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[11]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +1079,7 @@ func (x *WaitAppliedRequest) String() string {
 func (*WaitAppliedRequest) ProtoMessage() {}
 
 func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[11]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1092,7 @@ func (x *WaitAppliedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedRequest.ProtoReflect.Descriptor instead.
 func (*WaitAppliedRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{11}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WaitAppliedRequest) GetGeneration() uint64 {
@@ -943,7 +1112,7 @@ type WaitAppliedResponse struct {
 
 func (x *WaitAppliedResponse) Reset() {
 	*x = WaitAppliedResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[12]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -955,7 +1124,7 @@ func (x *WaitAppliedResponse) String() string {
 func (*WaitAppliedResponse) ProtoMessage() {}
 
 func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[12]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -968,7 +1137,7 @@ func (x *WaitAppliedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WaitAppliedResponse.ProtoReflect.Descriptor instead.
 func (*WaitAppliedResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{12}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WaitAppliedResponse) GetGeneration() uint64 {
@@ -1018,7 +1187,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[13]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1030,7 +1199,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[13]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1043,7 +1212,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{13}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Flow) GetTime() *timestamppb.Timestamp {
@@ -1196,7 +1365,7 @@ type FlowEndpoint struct {
 
 func (x *FlowEndpoint) Reset() {
 	*x = FlowEndpoint{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[14]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1377,7 @@ func (x *FlowEndpoint) String() string {
 func (*FlowEndpoint) ProtoMessage() {}
 
 func (x *FlowEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[14]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1390,7 @@ func (x *FlowEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FlowEndpoint.ProtoReflect.Descriptor instead.
 func (*FlowEndpoint) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{14}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *FlowEndpoint) GetIp() string {
@@ -1292,7 +1461,7 @@ type ObserveRequest struct {
 
 func (x *ObserveRequest) Reset() {
 	*x = ObserveRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[15]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1304,7 +1473,7 @@ func (x *ObserveRequest) String() string {
 func (*ObserveRequest) ProtoMessage() {}
 
 func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[15]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1317,7 +1486,7 @@ func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveRequest.ProtoReflect.Descriptor instead.
 func (*ObserveRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{15}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *ObserveRequest) GetFollow() bool {
@@ -1403,7 +1572,7 @@ type ObserveResponse struct {
 
 func (x *ObserveResponse) Reset() {
 	*x = ObserveResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[16]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1415,7 +1584,7 @@ func (x *ObserveResponse) String() string {
 func (*ObserveResponse) ProtoMessage() {}
 
 func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[16]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1428,7 +1597,7 @@ func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveResponse.ProtoReflect.Descriptor instead.
 func (*ObserveResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{16}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ObserveResponse) GetItem() isObserveResponse_Item {
@@ -1487,7 +1656,7 @@ type Lost struct {
 
 func (x *Lost) Reset() {
 	*x = Lost{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[17]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1499,7 +1668,7 @@ func (x *Lost) String() string {
 func (*Lost) ProtoMessage() {}
 
 func (x *Lost) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[17]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1512,7 +1681,7 @@ func (x *Lost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lost.ProtoReflect.Descriptor instead.
 func (*Lost) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{17}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Lost) GetCount() uint64 {
@@ -1558,7 +1727,7 @@ type ListPoliciesRequest struct {
 
 func (x *ListPoliciesRequest) Reset() {
 	*x = ListPoliciesRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1570,7 +1739,7 @@ func (x *ListPoliciesRequest) String() string {
 func (*ListPoliciesRequest) ProtoMessage() {}
 
 func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[18]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1583,7 +1752,7 @@ func (x *ListPoliciesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesRequest.ProtoReflect.Descriptor instead.
 func (*ListPoliciesRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{18}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{19}
 }
 
 type ListPoliciesResponse struct {
@@ -1595,7 +1764,7 @@ type ListPoliciesResponse struct {
 
 func (x *ListPoliciesResponse) Reset() {
 	*x = ListPoliciesResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1607,7 +1776,7 @@ func (x *ListPoliciesResponse) String() string {
 func (*ListPoliciesResponse) ProtoMessage() {}
 
 func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[19]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1620,7 +1789,7 @@ func (x *ListPoliciesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListPoliciesResponse.ProtoReflect.Descriptor instead.
 func (*ListPoliciesResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{19}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListPoliciesResponse) GetPolicies() []*PolicySummary {
@@ -1645,7 +1814,7 @@ type PolicySummary struct {
 
 func (x *PolicySummary) Reset() {
 	*x = PolicySummary{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1657,7 +1826,7 @@ func (x *PolicySummary) String() string {
 func (*PolicySummary) ProtoMessage() {}
 
 func (x *PolicySummary) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[20]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1670,7 +1839,7 @@ func (x *PolicySummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicySummary.ProtoReflect.Descriptor instead.
 func (*PolicySummary) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{20}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *PolicySummary) GetKind() string {
@@ -1730,7 +1899,7 @@ type PolicyStatusRequest struct {
 
 func (x *PolicyStatusRequest) Reset() {
 	*x = PolicyStatusRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1742,7 +1911,7 @@ func (x *PolicyStatusRequest) String() string {
 func (*PolicyStatusRequest) ProtoMessage() {}
 
 func (x *PolicyStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[21]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1755,7 +1924,7 @@ func (x *PolicyStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatusRequest.ProtoReflect.Descriptor instead.
 func (*PolicyStatusRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{21}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{22}
 }
 
 type PolicyStatusResponse struct {
@@ -1780,7 +1949,7 @@ type PolicyStatusResponse struct {
 
 func (x *PolicyStatusResponse) Reset() {
 	*x = PolicyStatusResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1792,7 +1961,7 @@ func (x *PolicyStatusResponse) String() string {
 func (*PolicyStatusResponse) ProtoMessage() {}
 
 func (x *PolicyStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[22]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1805,7 +1974,7 @@ func (x *PolicyStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyStatusResponse.ProtoReflect.Descriptor instead.
 func (*PolicyStatusResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{22}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PolicyStatusResponse) GetRevision() uint64 {
@@ -1894,7 +2063,7 @@ type ShowPolicyRequest struct {
 
 func (x *ShowPolicyRequest) Reset() {
 	*x = ShowPolicyRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2075,7 @@ func (x *ShowPolicyRequest) String() string {
 func (*ShowPolicyRequest) ProtoMessage() {}
 
 func (x *ShowPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[23]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2088,7 @@ func (x *ShowPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowPolicyRequest.ProtoReflect.Descriptor instead.
 func (*ShowPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{23}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ShowPolicyRequest) GetPod() string {
@@ -1948,7 +2117,7 @@ type ShowPolicyResponse struct {
 
 func (x *ShowPolicyResponse) Reset() {
 	*x = ShowPolicyResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2129,7 @@ func (x *ShowPolicyResponse) String() string {
 func (*ShowPolicyResponse) ProtoMessage() {}
 
 func (x *ShowPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[24]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2142,7 @@ func (x *ShowPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShowPolicyResponse.ProtoReflect.Descriptor instead.
 func (*ShowPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{24}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ShowPolicyResponse) GetNamespace() string {
@@ -2048,7 +2217,7 @@ type PolicyEntry struct {
 
 func (x *PolicyEntry) Reset() {
 	*x = PolicyEntry{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2060,7 +2229,7 @@ func (x *PolicyEntry) String() string {
 func (*PolicyEntry) ProtoMessage() {}
 
 func (x *PolicyEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[25]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2073,7 +2242,7 @@ func (x *PolicyEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyEntry.ProtoReflect.Descriptor instead.
 func (*PolicyEntry) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{25}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PolicyEntry) GetDirection() string {
@@ -2148,7 +2317,7 @@ type PolicyPeer struct {
 
 func (x *PolicyPeer) Reset() {
 	*x = PolicyPeer{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2160,7 +2329,7 @@ func (x *PolicyPeer) String() string {
 func (*PolicyPeer) ProtoMessage() {}
 
 func (x *PolicyPeer) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[26]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2173,7 +2342,7 @@ func (x *PolicyPeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPeer.ProtoReflect.Descriptor instead.
 func (*PolicyPeer) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{26}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PolicyPeer) GetKind() string {
@@ -2244,7 +2413,7 @@ type TracePolicyRequest struct {
 
 func (x *TracePolicyRequest) Reset() {
 	*x = TracePolicyRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2256,7 +2425,7 @@ func (x *TracePolicyRequest) String() string {
 func (*TracePolicyRequest) ProtoMessage() {}
 
 func (x *TracePolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[27]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2269,7 +2438,7 @@ func (x *TracePolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TracePolicyRequest.ProtoReflect.Descriptor instead.
 func (*TracePolicyRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{27}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *TracePolicyRequest) GetFrom() string {
@@ -2311,7 +2480,7 @@ type TracePolicyResponse struct {
 
 func (x *TracePolicyResponse) Reset() {
 	*x = TracePolicyResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2323,7 +2492,7 @@ func (x *TracePolicyResponse) String() string {
 func (*TracePolicyResponse) ProtoMessage() {}
 
 func (x *TracePolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[28]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2336,7 +2505,7 @@ func (x *TracePolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TracePolicyResponse.ProtoReflect.Descriptor instead.
 func (*TracePolicyResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{28}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *TracePolicyResponse) GetNode() string {
@@ -2368,7 +2537,7 @@ type PolicyPath struct {
 
 func (x *PolicyPath) Reset() {
 	*x = PolicyPath{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +2549,7 @@ func (x *PolicyPath) String() string {
 func (*PolicyPath) ProtoMessage() {}
 
 func (x *PolicyPath) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[29]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +2562,7 @@ func (x *PolicyPath) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyPath.ProtoReflect.Descriptor instead.
 func (*PolicyPath) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{29}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PolicyPath) GetFrom() *TraceEnd {
@@ -2444,7 +2613,7 @@ type TraceEnd struct {
 
 func (x *TraceEnd) Reset() {
 	*x = TraceEnd{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[30]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2625,7 @@ func (x *TraceEnd) String() string {
 func (*TraceEnd) ProtoMessage() {}
 
 func (x *TraceEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[30]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2469,7 +2638,7 @@ func (x *TraceEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEnd.ProtoReflect.Descriptor instead.
 func (*TraceEnd) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{30}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TraceEnd) GetIp() string {
@@ -2521,7 +2690,7 @@ type TraceSide struct {
 
 func (x *TraceSide) Reset() {
 	*x = TraceSide{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[31]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2533,7 +2702,7 @@ func (x *TraceSide) String() string {
 func (*TraceSide) ProtoMessage() {}
 
 func (x *TraceSide) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[31]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2546,7 +2715,7 @@ func (x *TraceSide) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceSide.ProtoReflect.Descriptor instead.
 func (*TraceSide) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{31}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TraceSide) GetNode() string {
@@ -2591,6 +2760,1613 @@ func (x *TraceSide) GetReason() string {
 	return ""
 }
 
+type ListServicesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesRequest) Reset() {
+	*x = ListServicesRequest{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesRequest) ProtoMessage() {}
+
+func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
+func (*ListServicesRequest) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{33}
+}
+
+type ListServicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Services      []*ServiceSummary      `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesResponse) Reset() {
+	*x = ListServicesResponse{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesResponse) ProtoMessage() {}
+
+func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
+func (*ListServicesResponse) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *ListServicesResponse) GetServices() []*ServiceSummary {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+type ServiceSummary struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Namespace string                 `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Type      string                 `protobuf:"bytes,3,opt,name=type,proto3" json:"type,omitempty"` // ClusterIP, NodePort, LoadBalancer, ExternalName
+	// Why no node serves it, such as "headless"; empty where it is served.
+	NotServed     string                `protobuf:"bytes,4,opt,name=not_served,json=notServed,proto3" json:"not_served,omitempty"`
+	Ports         []*ServicePortSummary `protobuf:"bytes,5,rep,name=ports,proto3" json:"ports,omitempty"`
+	Problems      []string              `protobuf:"bytes,6,rep,name=problems,proto3" json:"problems,omitempty"` // what of it is left out
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceSummary) Reset() {
+	*x = ServiceSummary{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceSummary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceSummary) ProtoMessage() {}
+
+func (x *ServiceSummary) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceSummary.ProtoReflect.Descriptor instead.
+func (*ServiceSummary) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *ServiceSummary) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ServiceSummary) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ServiceSummary) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *ServiceSummary) GetNotServed() string {
+	if x != nil {
+		return x.NotServed
+	}
+	return ""
+}
+
+func (x *ServiceSummary) GetPorts() []*ServicePortSummary {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *ServiceSummary) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+type ServicePortSummary struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // may be empty
+	Protocol  string                 `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Frontends []*ServiceFrontend     `protobuf:"bytes,3,rep,name=frontends,proto3" json:"frontends,omitempty"`
+	// Backends that may be chosen: for clients on this node, and for those from
+	// elsewhere, if it has frontends for them.
+	Near            uint32 `protobuf:"varint,4,opt,name=near,proto3" json:"near,omitempty"`
+	Far             uint32 `protobuf:"varint,5,opt,name=far,proto3" json:"far,omitempty"`
+	External        bool   `protobuf:"varint,6,opt,name=external,proto3" json:"external,omitempty"`                                      // has frontends for clients from outside
+	AffinitySeconds uint32 `protobuf:"varint,7,opt,name=affinity_seconds,json=affinitySeconds,proto3" json:"affinity_seconds,omitempty"` // 0: none
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ServicePortSummary) Reset() {
+	*x = ServicePortSummary{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServicePortSummary) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServicePortSummary) ProtoMessage() {}
+
+func (x *ServicePortSummary) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServicePortSummary.ProtoReflect.Descriptor instead.
+func (*ServicePortSummary) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *ServicePortSummary) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ServicePortSummary) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *ServicePortSummary) GetFrontends() []*ServiceFrontend {
+	if x != nil {
+		return x.Frontends
+	}
+	return nil
+}
+
+func (x *ServicePortSummary) GetNear() uint32 {
+	if x != nil {
+		return x.Near
+	}
+	return 0
+}
+
+func (x *ServicePortSummary) GetFar() uint32 {
+	if x != nil {
+		return x.Far
+	}
+	return 0
+}
+
+func (x *ServicePortSummary) GetExternal() bool {
+	if x != nil {
+		return x.External
+	}
+	return false
+}
+
+func (x *ServicePortSummary) GetAffinitySeconds() uint32 {
+	if x != nil {
+		return x.AffinitySeconds
+	}
+	return 0
+}
+
+type ServiceFrontend struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Kind    string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // ClusterIP, NodePort, ExternalIP, LoadBalancer
+	Address string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Port    uint32                 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	// The names of the sets that clients on this node and those from elsewhere
+	// get their backends from.
+	Near          string `protobuf:"bytes,4,opt,name=near,proto3" json:"near,omitempty"`
+	Far           string `protobuf:"bytes,5,opt,name=far,proto3" json:"far,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceFrontend) Reset() {
+	*x = ServiceFrontend{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceFrontend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceFrontend) ProtoMessage() {}
+
+func (x *ServiceFrontend) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceFrontend.ProtoReflect.Descriptor instead.
+func (*ServiceFrontend) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ServiceFrontend) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ServiceFrontend) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ServiceFrontend) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *ServiceFrontend) GetNear() string {
+	if x != nil {
+		return x.Near
+	}
+	return ""
+}
+
+func (x *ServiceFrontend) GetFar() string {
+	if x != nil {
+		return x.Far
+	}
+	return ""
+}
+
+type ShowServiceRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Service       string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"` // NS/NAME
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ShowServiceRequest) Reset() {
+	*x = ShowServiceRequest{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowServiceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowServiceRequest) ProtoMessage() {}
+
+func (x *ShowServiceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowServiceRequest.ProtoReflect.Descriptor instead.
+func (*ShowServiceRequest) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *ShowServiceRequest) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+type ShowServiceResponse struct {
+	state                 protoimpl.MessageState `protogen:"open.v1"`
+	Node                  string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // that answers
+	Namespace             string                 `protobuf:"bytes,2,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	Name                  string                 `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	Type                  string                 `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
+	NotServed             string                 `protobuf:"bytes,5,opt,name=not_served,json=notServed,proto3" json:"not_served,omitempty"` // as in ServiceSummary
+	InternalTrafficPolicy string                 `protobuf:"bytes,6,opt,name=internal_traffic_policy,json=internalTrafficPolicy,proto3" json:"internal_traffic_policy,omitempty"`
+	ExternalTrafficPolicy string                 `protobuf:"bytes,7,opt,name=external_traffic_policy,json=externalTrafficPolicy,proto3" json:"external_traffic_policy,omitempty"` // empty where it has no frontends for clients from outside
+	SourceRanges          []string               `protobuf:"bytes,8,rep,name=source_ranges,json=sourceRanges,proto3" json:"source_ranges,omitempty"`                              // of LoadBalancer frontends; none: all
+	AffinitySeconds       uint32                 `protobuf:"varint,9,opt,name=affinity_seconds,json=affinitySeconds,proto3" json:"affinity_seconds,omitempty"`                    // 0: none
+	HealthCheckPort       uint32                 `protobuf:"varint,10,opt,name=health_check_port,json=healthCheckPort,proto3" json:"health_check_port,omitempty"`                 // 0: none
+	LocalReady            uint32                 `protobuf:"varint,11,opt,name=local_ready,json=localReady,proto3" json:"local_ready,omitempty"`                                  // what the health check tells
+	Ports                 []*ServicePort         `protobuf:"bytes,12,rep,name=ports,proto3" json:"ports,omitempty"`
+	Problems              []string               `protobuf:"bytes,13,rep,name=problems,proto3" json:"problems,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
+}
+
+func (x *ShowServiceResponse) Reset() {
+	*x = ShowServiceResponse{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShowServiceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShowServiceResponse) ProtoMessage() {}
+
+func (x *ShowServiceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShowServiceResponse.ProtoReflect.Descriptor instead.
+func (*ShowServiceResponse) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *ShowServiceResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ShowServiceResponse) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *ShowServiceResponse) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ShowServiceResponse) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *ShowServiceResponse) GetNotServed() string {
+	if x != nil {
+		return x.NotServed
+	}
+	return ""
+}
+
+func (x *ShowServiceResponse) GetInternalTrafficPolicy() string {
+	if x != nil {
+		return x.InternalTrafficPolicy
+	}
+	return ""
+}
+
+func (x *ShowServiceResponse) GetExternalTrafficPolicy() string {
+	if x != nil {
+		return x.ExternalTrafficPolicy
+	}
+	return ""
+}
+
+func (x *ShowServiceResponse) GetSourceRanges() []string {
+	if x != nil {
+		return x.SourceRanges
+	}
+	return nil
+}
+
+func (x *ShowServiceResponse) GetAffinitySeconds() uint32 {
+	if x != nil {
+		return x.AffinitySeconds
+	}
+	return 0
+}
+
+func (x *ShowServiceResponse) GetHealthCheckPort() uint32 {
+	if x != nil {
+		return x.HealthCheckPort
+	}
+	return 0
+}
+
+func (x *ShowServiceResponse) GetLocalReady() uint32 {
+	if x != nil {
+		return x.LocalReady
+	}
+	return 0
+}
+
+func (x *ShowServiceResponse) GetPorts() []*ServicePort {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+func (x *ShowServiceResponse) GetProblems() []string {
+	if x != nil {
+		return x.Problems
+	}
+	return nil
+}
+
+type ServicePort struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Protocol  string                 `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	Id        uint32                 `protobuf:"varint,3,opt,name=id,proto3" json:"id,omitempty"` // in the kernel's maps; 0 while it is not there
+	Frontends []*ServiceFrontend     `protobuf:"bytes,4,rep,name=frontends,proto3" json:"frontends,omitempty"`
+	Sets      []*ServiceSet          `protobuf:"bytes,5,rep,name=sets,proto3" json:"sets,omitempty"`
+	// Every endpoint that has this port, those that are not chosen too.
+	Backends        []*ServiceBackend `protobuf:"bytes,6,rep,name=backends,proto3" json:"backends,omitempty"`
+	AffinityClients uint32            `protobuf:"varint,7,opt,name=affinity_clients,json=affinityClients,proto3" json:"affinity_clients,omitempty"` // that are kept with a backend now
+	Connections     uint64            `protobuf:"varint,8,opt,name=connections,proto3" json:"connections,omitempty"`                                // that its backends were given by this node
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *ServicePort) Reset() {
+	*x = ServicePort{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServicePort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServicePort) ProtoMessage() {}
+
+func (x *ServicePort) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServicePort.ProtoReflect.Descriptor instead.
+func (*ServicePort) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ServicePort) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ServicePort) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *ServicePort) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ServicePort) GetFrontends() []*ServiceFrontend {
+	if x != nil {
+		return x.Frontends
+	}
+	return nil
+}
+
+func (x *ServicePort) GetSets() []*ServiceSet {
+	if x != nil {
+		return x.Sets
+	}
+	return nil
+}
+
+func (x *ServicePort) GetBackends() []*ServiceBackend {
+	if x != nil {
+		return x.Backends
+	}
+	return nil
+}
+
+func (x *ServicePort) GetAffinityClients() uint32 {
+	if x != nil {
+		return x.AffinityClients
+	}
+	return 0
+}
+
+func (x *ServicePort) GetConnections() uint64 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+// ServiceSet is what is chosen from, of both families.
+type ServiceSet struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "internal" (by internalTrafficPolicy, for the cluster addresses), "cluster"
+	// (for clients on this node at the addresses for the outside) or "external"
+	// (by externalTrafficPolicy, for clients from outside).
+	Name          string   `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Ids           []uint32 `protobuf:"varint,2,rep,packed,name=ids,proto3" json:"ids,omitempty"` // in the kernel's maps
+	Backends      uint32   `protobuf:"varint,3,opt,name=backends,proto3" json:"backends,omitempty"`
+	Rule          string   `protobuf:"bytes,4,opt,name=rule,proto3" json:"rule,omitempty"`      // which endpoints are in it
+	Maglev        uint32   `protobuf:"varint,5,opt,name=maglev,proto3" json:"maglev,omitempty"` // entries of its table; 0: the choice is random
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceSet) Reset() {
+	*x = ServiceSet{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceSet) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceSet) ProtoMessage() {}
+
+func (x *ServiceSet) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceSet.ProtoReflect.Descriptor instead.
+func (*ServiceSet) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *ServiceSet) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ServiceSet) GetIds() []uint32 {
+	if x != nil {
+		return x.Ids
+	}
+	return nil
+}
+
+func (x *ServiceSet) GetBackends() uint32 {
+	if x != nil {
+		return x.Backends
+	}
+	return 0
+}
+
+func (x *ServiceSet) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *ServiceSet) GetMaglev() uint32 {
+	if x != nil {
+		return x.Maglev
+	}
+	return 0
+}
+
+type ServiceBackend struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	Pod           string                 `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"` // NS/POD, where it is one
+	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	Zone          string                 `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`
+	State         string                 `protobuf:"bytes,6,opt,name=state,proto3" json:"state,omitempty"`              // "active", "terminating" or "not ready"
+	Id            uint32                 `protobuf:"varint,7,opt,name=id,proto3" json:"id,omitempty"`                   // in the kernel's maps; 0: it is not there
+	Connections   uint64                 `protobuf:"varint,8,opt,name=connections,proto3" json:"connections,omitempty"` // that this node gave to it
+	Uses          []*BackendUse          `protobuf:"bytes,9,rep,name=uses,proto3" json:"uses,omitempty"`                // one for each set
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceBackend) Reset() {
+	*x = ServiceBackend{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[42]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceBackend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceBackend) ProtoMessage() {}
+
+func (x *ServiceBackend) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[42]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceBackend.ProtoReflect.Descriptor instead.
+func (*ServiceBackend) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ServiceBackend) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ServiceBackend) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *ServiceBackend) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *ServiceBackend) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *ServiceBackend) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
+func (x *ServiceBackend) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *ServiceBackend) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *ServiceBackend) GetConnections() uint64 {
+	if x != nil {
+		return x.Connections
+	}
+	return 0
+}
+
+func (x *ServiceBackend) GetUses() []*BackendUse {
+	if x != nil {
+		return x.Uses
+	}
+	return nil
+}
+
+type BackendUse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Set           string                 `protobuf:"bytes,1,opt,name=set,proto3" json:"set,omitempty"`
+	Chosen        bool                   `protobuf:"varint,2,opt,name=chosen,proto3" json:"chosen,omitempty"`
+	Share         float64                `protobuf:"fixed64,3,opt,name=share,proto3" json:"share,omitempty"`               // of the new connections of its family, from 0 to 1
+	WhyNot        string                 `protobuf:"bytes,4,opt,name=why_not,json=whyNot,proto3" json:"why_not,omitempty"` // where it is not chosen
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackendUse) Reset() {
+	*x = BackendUse{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackendUse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackendUse) ProtoMessage() {}
+
+func (x *BackendUse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackendUse.ProtoReflect.Descriptor instead.
+func (*BackendUse) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *BackendUse) GetSet() string {
+	if x != nil {
+		return x.Set
+	}
+	return ""
+}
+
+func (x *BackendUse) GetChosen() bool {
+	if x != nil {
+		return x.Chosen
+	}
+	return false
+}
+
+func (x *BackendUse) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+func (x *BackendUse) GetWhyNot() string {
+	if x != nil {
+		return x.WhyNot
+	}
+	return ""
+}
+
+type TraceServiceRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// NS/POD, "node", "outside", an address, or ADDRESS:PORT.
+	From          string `protobuf:"bytes,1,opt,name=from,proto3" json:"from,omitempty"`
+	Address       string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Port          uint32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	Protocol      string `protobuf:"bytes,4,opt,name=protocol,proto3" json:"protocol,omitempty"` // TCP, UDP or SCTP
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceServiceRequest) Reset() {
+	*x = TraceServiceRequest{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceServiceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceServiceRequest) ProtoMessage() {}
+
+func (x *TraceServiceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceServiceRequest.ProtoReflect.Descriptor instead.
+func (*TraceServiceRequest) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *TraceServiceRequest) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
+}
+
+func (x *TraceServiceRequest) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *TraceServiceRequest) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *TraceServiceRequest) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+type TraceServiceResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Node   string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // that answers
+	Client *TraceClient           `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`
+	// "backend", "refused" (no backend), "dropped" (with reason), or
+	// "no-service": the address is no frontend, packets go there as they are.
+	Verdict   string           `protobuf:"bytes,3,opt,name=verdict,proto3" json:"verdict,omitempty"`
+	Reason    string           `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`       // of a drop, as weft observe has it
+	Namespace string           `protobuf:"bytes,5,opt,name=namespace,proto3" json:"namespace,omitempty"` // of the Service
+	Service   string           `protobuf:"bytes,6,opt,name=service,proto3" json:"service,omitempty"`
+	PortName  string           `protobuf:"bytes,7,opt,name=port_name,json=portName,proto3" json:"port_name,omitempty"`
+	Frontend  *ServiceFrontend `protobuf:"bytes,8,opt,name=frontend,proto3" json:"frontend,omitempty"`
+	Set       string           `protobuf:"bytes,9,opt,name=set,proto3" json:"set,omitempty"`
+	SetWhy    string           `protobuf:"bytes,10,opt,name=set_why,json=setWhy,proto3" json:"set_why,omitempty"`
+	// What decides: "affinity", "only", "random" or "maglev".
+	Choice    string          `protobuf:"bytes,11,opt,name=choice,proto3" json:"choice,omitempty"`
+	ChoiceWhy string          `protobuf:"bytes,12,opt,name=choice_why,json=choiceWhy,proto3" json:"choice_why,omitempty"`
+	Backends  []*TraceBackend `protobuf:"bytes,13,rep,name=backends,proto3" json:"backends,omitempty"` // one, or those that one is taken from
+	Where     string          `protobuf:"bytes,14,opt,name=where,proto3" json:"where,omitempty"`       // "socket", "pod", "tcx" or "xdp"
+	WhereWhy  string          `protobuf:"bytes,15,opt,name=where_why,json=whereWhy,proto3" json:"where_why,omitempty"`
+	// Of the packets that go on: "snat" or "dsr" towards another node, "none".
+	Source        string `protobuf:"bytes,16,opt,name=source,proto3" json:"source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceServiceResponse) Reset() {
+	*x = TraceServiceResponse{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceServiceResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceServiceResponse) ProtoMessage() {}
+
+func (x *TraceServiceResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceServiceResponse.ProtoReflect.Descriptor instead.
+func (*TraceServiceResponse) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *TraceServiceResponse) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetClient() *TraceClient {
+	if x != nil {
+		return x.Client
+	}
+	return nil
+}
+
+func (x *TraceServiceResponse) GetVerdict() string {
+	if x != nil {
+		return x.Verdict
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetPortName() string {
+	if x != nil {
+		return x.PortName
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetFrontend() *ServiceFrontend {
+	if x != nil {
+		return x.Frontend
+	}
+	return nil
+}
+
+func (x *TraceServiceResponse) GetSet() string {
+	if x != nil {
+		return x.Set
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetSetWhy() string {
+	if x != nil {
+		return x.SetWhy
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetChoice() string {
+	if x != nil {
+		return x.Choice
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetChoiceWhy() string {
+	if x != nil {
+		return x.ChoiceWhy
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetBackends() []*TraceBackend {
+	if x != nil {
+		return x.Backends
+	}
+	return nil
+}
+
+func (x *TraceServiceResponse) GetWhere() string {
+	if x != nil {
+		return x.Where
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetWhereWhy() string {
+	if x != nil {
+		return x.WhereWhy
+	}
+	return ""
+}
+
+func (x *TraceServiceResponse) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+type TraceClient struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"` // "pod", "node" or "outside"
+	Pod           string                 `protobuf:"bytes,2,opt,name=pod,proto3" json:"pod,omitempty"`
+	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"` // empty where any
+	Port          uint32                 `protobuf:"varint,4,opt,name=port,proto3" json:"port,omitempty"`      // 0 where any
+	Node          string                 `protobuf:"bytes,5,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceClient) Reset() {
+	*x = TraceClient{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceClient) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceClient) ProtoMessage() {}
+
+func (x *TraceClient) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceClient.ProtoReflect.Descriptor instead.
+func (*TraceClient) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *TraceClient) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *TraceClient) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *TraceClient) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *TraceClient) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *TraceClient) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+type TraceBackend struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Address       string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	Port          uint32                 `protobuf:"varint,2,opt,name=port,proto3" json:"port,omitempty"`
+	Pod           string                 `protobuf:"bytes,3,opt,name=pod,proto3" json:"pod,omitempty"`
+	Node          string                 `protobuf:"bytes,4,opt,name=node,proto3" json:"node,omitempty"`
+	State         string                 `protobuf:"bytes,5,opt,name=state,proto3" json:"state,omitempty"`   // "active" or "terminating"
+	Share         float64                `protobuf:"fixed64,6,opt,name=share,proto3" json:"share,omitempty"` // how often it is taken, from 0 to 1
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceBackend) Reset() {
+	*x = TraceBackend{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceBackend) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceBackend) ProtoMessage() {}
+
+func (x *TraceBackend) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceBackend.ProtoReflect.Descriptor instead.
+func (*TraceBackend) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{47}
+}
+
+func (x *TraceBackend) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *TraceBackend) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *TraceBackend) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *TraceBackend) GetNode() string {
+	if x != nil {
+		return x.Node
+	}
+	return ""
+}
+
+func (x *TraceBackend) GetState() string {
+	if x != nil {
+		return x.State
+	}
+	return ""
+}
+
+func (x *TraceBackend) GetShare() float64 {
+	if x != nil {
+		return x.Share
+	}
+	return 0
+}
+
+type DumpServicesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DumpServicesRequest) Reset() {
+	*x = DumpServicesRequest{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DumpServicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DumpServicesRequest) ProtoMessage() {}
+
+func (x *DumpServicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DumpServicesRequest.ProtoReflect.Descriptor instead.
+func (*DumpServicesRequest) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{48}
+}
+
+type DumpServicesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Text          string                 `protobuf:"bytes,1,opt,name=text,proto3" json:"text,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DumpServicesResponse) Reset() {
+	*x = DumpServicesResponse{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DumpServicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DumpServicesResponse) ProtoMessage() {}
+
+func (x *DumpServicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DumpServicesResponse.ProtoReflect.Descriptor instead.
+func (*DumpServicesResponse) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *DumpServicesResponse) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+type DeniedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cidrs         []string               `protobuf:"bytes,1,rep,name=cidrs,proto3" json:"cidrs,omitempty"` // or addresses
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeniedRequest) Reset() {
+	*x = DeniedRequest{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeniedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeniedRequest) ProtoMessage() {}
+
+func (x *DeniedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeniedRequest.ProtoReflect.Descriptor instead.
+func (*DeniedRequest) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *DeniedRequest) GetCidrs() []string {
+	if x != nil {
+		return x.Cidrs
+	}
+	return nil
+}
+
+type DeniedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Changed       uint32                 `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"` // that were not there, or were
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeniedResponse) Reset() {
+	*x = DeniedResponse{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeniedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeniedResponse) ProtoMessage() {}
+
+func (x *DeniedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeniedResponse.ProtoReflect.Descriptor instead.
+func (*DeniedResponse) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *DeniedResponse) GetChanged() uint32 {
+	if x != nil {
+		return x.Changed
+	}
+	return 0
+}
+
+type ListDeniedRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDeniedRequest) Reset() {
+	*x = ListDeniedRequest{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDeniedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDeniedRequest) ProtoMessage() {}
+
+func (x *ListDeniedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDeniedRequest.ProtoReflect.Descriptor instead.
+func (*ListDeniedRequest) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{52}
+}
+
+type ListDeniedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Networks      []*DeniedNetwork       `protobuf:"bytes,1,rep,name=networks,proto3" json:"networks,omitempty"`
+	MaxEntries    uint64                 `protobuf:"varint,2,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
+	Where         string                 `protobuf:"bytes,3,opt,name=where,proto3" json:"where,omitempty"` // such as "XDP native on eth0"
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListDeniedResponse) Reset() {
+	*x = ListDeniedResponse{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListDeniedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListDeniedResponse) ProtoMessage() {}
+
+func (x *ListDeniedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListDeniedResponse.ProtoReflect.Descriptor instead.
+func (*ListDeniedResponse) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ListDeniedResponse) GetNetworks() []*DeniedNetwork {
+	if x != nil {
+		return x.Networks
+	}
+	return nil
+}
+
+func (x *ListDeniedResponse) GetMaxEntries() uint64 {
+	if x != nil {
+		return x.MaxEntries
+	}
+	return 0
+}
+
+func (x *ListDeniedResponse) GetWhere() string {
+	if x != nil {
+		return x.Where
+	}
+	return ""
+}
+
+type DeniedNetwork struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Cidr          string                 `protobuf:"bytes,1,opt,name=cidr,proto3" json:"cidr,omitempty"`
+	Packets       uint64                 `protobuf:"varint,2,opt,name=packets,proto3" json:"packets,omitempty"` // that were dropped
+	Bytes         uint64                 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Problem       string                 `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"` // such as an address of the cluster that came later
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeniedNetwork) Reset() {
+	*x = DeniedNetwork{}
+	mi := &file_api_weft_v1_weft_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeniedNetwork) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeniedNetwork) ProtoMessage() {}
+
+func (x *DeniedNetwork) ProtoReflect() protoreflect.Message {
+	mi := &file_api_weft_v1_weft_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeniedNetwork.ProtoReflect.Descriptor instead.
+func (*DeniedNetwork) Descriptor() ([]byte, []int) {
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *DeniedNetwork) GetCidr() string {
+	if x != nil {
+		return x.Cidr
+	}
+	return ""
+}
+
+func (x *DeniedNetwork) GetPackets() uint64 {
+	if x != nil {
+		return x.Packets
+	}
+	return 0
+}
+
+func (x *DeniedNetwork) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *DeniedNetwork) GetProblem() string {
+	if x != nil {
+		return x.Problem
+	}
+	return ""
+}
+
 type CniAddRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	ContainerId   string                 `protobuf:"bytes,1,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
@@ -2606,7 +4382,7 @@ type CniAddRequest struct {
 
 func (x *CniAddRequest) Reset() {
 	*x = CniAddRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[32]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2618,7 +4394,7 @@ func (x *CniAddRequest) String() string {
 func (*CniAddRequest) ProtoMessage() {}
 
 func (x *CniAddRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[32]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2631,7 +4407,7 @@ func (x *CniAddRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniAddRequest.ProtoReflect.Descriptor instead.
 func (*CniAddRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{32}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *CniAddRequest) GetContainerId() string {
@@ -2697,7 +4473,7 @@ type CniAddResponse struct {
 
 func (x *CniAddResponse) Reset() {
 	*x = CniAddResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[33]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2709,7 +4485,7 @@ func (x *CniAddResponse) String() string {
 func (*CniAddResponse) ProtoMessage() {}
 
 func (x *CniAddResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[33]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2722,7 +4498,7 @@ func (x *CniAddResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniAddResponse.ProtoReflect.Descriptor instead.
 func (*CniAddResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{33}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *CniAddResponse) GetIps() []*CniIp {
@@ -2777,7 +4553,7 @@ type CniIp struct {
 
 func (x *CniIp) Reset() {
 	*x = CniIp{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[34]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2789,7 +4565,7 @@ func (x *CniIp) String() string {
 func (*CniIp) ProtoMessage() {}
 
 func (x *CniIp) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[34]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2802,7 +4578,7 @@ func (x *CniIp) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniIp.ProtoReflect.Descriptor instead.
 func (*CniIp) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{34}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *CniIp) GetAddress() string {
@@ -2829,7 +4605,7 @@ type CniRoute struct {
 
 func (x *CniRoute) Reset() {
 	*x = CniRoute{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[35]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2841,7 +4617,7 @@ func (x *CniRoute) String() string {
 func (*CniRoute) ProtoMessage() {}
 
 func (x *CniRoute) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[35]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2854,7 +4630,7 @@ func (x *CniRoute) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniRoute.ProtoReflect.Descriptor instead.
 func (*CniRoute) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{35}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *CniRoute) GetDestination() string {
@@ -2883,7 +4659,7 @@ type CniDelRequest struct {
 
 func (x *CniDelRequest) Reset() {
 	*x = CniDelRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[36]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2895,7 +4671,7 @@ func (x *CniDelRequest) String() string {
 func (*CniDelRequest) ProtoMessage() {}
 
 func (x *CniDelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[36]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2908,7 +4684,7 @@ func (x *CniDelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniDelRequest.ProtoReflect.Descriptor instead.
 func (*CniDelRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{36}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CniDelRequest) GetContainerId() string {
@@ -2947,7 +4723,7 @@ type CniDelResponse struct {
 
 func (x *CniDelResponse) Reset() {
 	*x = CniDelResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[37]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2959,7 +4735,7 @@ func (x *CniDelResponse) String() string {
 func (*CniDelResponse) ProtoMessage() {}
 
 func (x *CniDelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[37]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2972,7 +4748,7 @@ func (x *CniDelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniDelResponse.ProtoReflect.Descriptor instead.
 func (*CniDelResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{37}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{60}
 }
 
 type CniCheckRequest struct {
@@ -2987,7 +4763,7 @@ type CniCheckRequest struct {
 
 func (x *CniCheckRequest) Reset() {
 	*x = CniCheckRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[38]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2999,7 +4775,7 @@ func (x *CniCheckRequest) String() string {
 func (*CniCheckRequest) ProtoMessage() {}
 
 func (x *CniCheckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[38]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3012,7 +4788,7 @@ func (x *CniCheckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniCheckRequest.ProtoReflect.Descriptor instead.
 func (*CniCheckRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{38}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *CniCheckRequest) GetContainerId() string {
@@ -3051,7 +4827,7 @@ type CniCheckResponse struct {
 
 func (x *CniCheckResponse) Reset() {
 	*x = CniCheckResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[39]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3063,7 +4839,7 @@ func (x *CniCheckResponse) String() string {
 func (*CniCheckResponse) ProtoMessage() {}
 
 func (x *CniCheckResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[39]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3076,7 +4852,7 @@ func (x *CniCheckResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniCheckResponse.ProtoReflect.Descriptor instead.
 func (*CniCheckResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{39}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{62}
 }
 
 type CniReadyRequest struct {
@@ -3087,7 +4863,7 @@ type CniReadyRequest struct {
 
 func (x *CniReadyRequest) Reset() {
 	*x = CniReadyRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[40]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +4875,7 @@ func (x *CniReadyRequest) String() string {
 func (*CniReadyRequest) ProtoMessage() {}
 
 func (x *CniReadyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[40]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +4888,7 @@ func (x *CniReadyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniReadyRequest.ProtoReflect.Descriptor instead.
 func (*CniReadyRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{40}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{63}
 }
 
 type CniReadyResponse struct {
@@ -3123,7 +4899,7 @@ type CniReadyResponse struct {
 
 func (x *CniReadyResponse) Reset() {
 	*x = CniReadyResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[41]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3135,7 +4911,7 @@ func (x *CniReadyResponse) String() string {
 func (*CniReadyResponse) ProtoMessage() {}
 
 func (x *CniReadyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[41]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3148,7 +4924,7 @@ func (x *CniReadyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniReadyResponse.ProtoReflect.Descriptor instead.
 func (*CniReadyResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{41}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{64}
 }
 
 type CniGcRequest struct {
@@ -3161,7 +4937,7 @@ type CniGcRequest struct {
 
 func (x *CniGcRequest) Reset() {
 	*x = CniGcRequest{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[42]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3173,7 +4949,7 @@ func (x *CniGcRequest) String() string {
 func (*CniGcRequest) ProtoMessage() {}
 
 func (x *CniGcRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[42]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3186,7 +4962,7 @@ func (x *CniGcRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniGcRequest.ProtoReflect.Descriptor instead.
 func (*CniGcRequest) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{42}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *CniGcRequest) GetNetwork() string {
@@ -3213,7 +4989,7 @@ type CniAttachment struct {
 
 func (x *CniAttachment) Reset() {
 	*x = CniAttachment{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[43]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3225,7 +5001,7 @@ func (x *CniAttachment) String() string {
 func (*CniAttachment) ProtoMessage() {}
 
 func (x *CniAttachment) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[43]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3238,7 +5014,7 @@ func (x *CniAttachment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniAttachment.ProtoReflect.Descriptor instead.
 func (*CniAttachment) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{43}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *CniAttachment) GetContainerId() string {
@@ -3264,7 +5040,7 @@ type CniGcResponse struct {
 
 func (x *CniGcResponse) Reset() {
 	*x = CniGcResponse{}
-	mi := &file_api_weft_v1_weft_proto_msgTypes[44]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3276,7 +5052,7 @@ func (x *CniGcResponse) String() string {
 func (*CniGcResponse) ProtoMessage() {}
 
 func (x *CniGcResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_api_weft_v1_weft_proto_msgTypes[44]
+	mi := &file_api_weft_v1_weft_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3289,7 +5065,7 @@ func (x *CniGcResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CniGcResponse.ProtoReflect.Descriptor instead.
 func (*CniGcResponse) Descriptor() ([]byte, []int) {
-	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{44}
+	return file_api_weft_v1_weft_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CniGcResponse) GetReleased() uint32 {
@@ -3304,7 +5080,7 @@ var File_api_weft_v1_weft_proto protoreflect.FileDescriptor
 const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\n" +
 	"\x16api/weft/v1/weft.proto\x12\aweft.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x0f\n" +
-	"\rStatusRequest\"\xac\x04\n" +
+	"\rStatusRequest\"\xe1\x04\n" +
 	"\x0eStatusResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x124\n" +
@@ -3325,7 +5101,25 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\rsource_errors\x18\f \x03(\tR\fsourceErrors\x12\x18\n" +
 	"\arouting\x18\r \x01(\tR\arouting\x12\x10\n" +
 	"\x03mtu\x18\x0e \x01(\rR\x03mtu\x12'\n" +
-	"\x06events\x18\x0f \x01(\v2\x0f.weft.v1.EventsR\x06events\"{\n" +
+	"\x06events\x18\x0f \x01(\v2\x0f.weft.v1.EventsR\x06events\x123\n" +
+	"\bservices\x18\x10 \x01(\v2\x17.weft.v1.ServicesStatusR\bservices\"\xbd\x03\n" +
+	"\x0eServicesStatus\x12\x1a\n" +
+	"\bservices\x18\x01 \x01(\rR\bservices\x12\x14\n" +
+	"\x05ports\x18\x02 \x01(\rR\x05ports\x12\x1c\n" +
+	"\tfrontends\x18\x03 \x01(\rR\tfrontends\x12\x1a\n" +
+	"\bbackends\x18\x04 \x01(\rR\bbackends\x12\x1a\n" +
+	"\bproblems\x18\x05 \x03(\tR\bproblems\x12\x14\n" +
+	"\x05error\x18\x06 \x01(\tR\x05error\x124\n" +
+	"\achanged\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x12!\n" +
+	"\fsync_seconds\x18\b \x01(\x01R\vsyncSeconds\x12#\n" +
+	"\rmaglev_tables\x18\t \x01(\rR\fmaglevTables\x12!\n" +
+	"\fmaglev_bytes\x18\n" +
+	" \x01(\x04R\vmaglevBytes\x12\x1a\n" +
+	"\bexternal\x18\v \x01(\tR\bexternal\x12\x10\n" +
+	"\x03xdp\x18\f \x01(\tR\x03xdp\x12\x16\n" +
+	"\x06denied\x18\r \x01(\rR\x06denied\x12\x14\n" +
+	"\x05flows\x18\x0e \x01(\x04R\x05flows\x12\x10\n" +
+	"\x03cut\x18\x0f \x01(\x04R\x03cut\"{\n" +
 	"\x06Events\x12\x1c\n" +
 	"\tgenerated\x18\x01 \x01(\x04R\tgenerated\x12\x12\n" +
 	"\x04lost\x18\x02 \x01(\x04R\x04lost\x12\x1a\n" +
@@ -3517,7 +5311,138 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\averdict\x18\x03 \x01(\tR\averdict\x12\x12\n" +
 	"\x04tier\x18\x04 \x01(\tR\x04tier\x12\x12\n" +
 	"\x04rule\x18\x05 \x01(\tR\x04rule\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xd9\x01\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\"\x15\n" +
+	"\x13ListServicesRequest\"K\n" +
+	"\x14ListServicesResponse\x123\n" +
+	"\bservices\x18\x01 \x03(\v2\x17.weft.v1.ServiceSummaryR\bservices\"\xc4\x01\n" +
+	"\x0eServiceSummary\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04type\x18\x03 \x01(\tR\x04type\x12\x1d\n" +
+	"\n" +
+	"not_served\x18\x04 \x01(\tR\tnotServed\x121\n" +
+	"\x05ports\x18\x05 \x03(\v2\x1b.weft.v1.ServicePortSummaryR\x05ports\x12\x1a\n" +
+	"\bproblems\x18\x06 \x03(\tR\bproblems\"\xe9\x01\n" +
+	"\x12ServicePortSummary\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x126\n" +
+	"\tfrontends\x18\x03 \x03(\v2\x18.weft.v1.ServiceFrontendR\tfrontends\x12\x12\n" +
+	"\x04near\x18\x04 \x01(\rR\x04near\x12\x10\n" +
+	"\x03far\x18\x05 \x01(\rR\x03far\x12\x1a\n" +
+	"\bexternal\x18\x06 \x01(\bR\bexternal\x12)\n" +
+	"\x10affinity_seconds\x18\a \x01(\rR\x0faffinitySeconds\"y\n" +
+	"\x0fServiceFrontend\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x12\n" +
+	"\x04near\x18\x04 \x01(\tR\x04near\x12\x10\n" +
+	"\x03far\x18\x05 \x01(\tR\x03far\".\n" +
+	"\x12ShowServiceRequest\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\"\xe3\x03\n" +
+	"\x13ShowServiceResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12\x1c\n" +
+	"\tnamespace\x18\x02 \x01(\tR\tnamespace\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x12\n" +
+	"\x04type\x18\x04 \x01(\tR\x04type\x12\x1d\n" +
+	"\n" +
+	"not_served\x18\x05 \x01(\tR\tnotServed\x126\n" +
+	"\x17internal_traffic_policy\x18\x06 \x01(\tR\x15internalTrafficPolicy\x126\n" +
+	"\x17external_traffic_policy\x18\a \x01(\tR\x15externalTrafficPolicy\x12#\n" +
+	"\rsource_ranges\x18\b \x03(\tR\fsourceRanges\x12)\n" +
+	"\x10affinity_seconds\x18\t \x01(\rR\x0faffinitySeconds\x12*\n" +
+	"\x11health_check_port\x18\n" +
+	" \x01(\rR\x0fhealthCheckPort\x12\x1f\n" +
+	"\vlocal_ready\x18\v \x01(\rR\n" +
+	"localReady\x12*\n" +
+	"\x05ports\x18\f \x03(\v2\x14.weft.v1.ServicePortR\x05ports\x12\x1a\n" +
+	"\bproblems\x18\r \x03(\tR\bproblems\"\xb0\x02\n" +
+	"\vServicePort\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
+	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x0e\n" +
+	"\x02id\x18\x03 \x01(\rR\x02id\x126\n" +
+	"\tfrontends\x18\x04 \x03(\v2\x18.weft.v1.ServiceFrontendR\tfrontends\x12'\n" +
+	"\x04sets\x18\x05 \x03(\v2\x13.weft.v1.ServiceSetR\x04sets\x123\n" +
+	"\bbackends\x18\x06 \x03(\v2\x17.weft.v1.ServiceBackendR\bbackends\x12)\n" +
+	"\x10affinity_clients\x18\a \x01(\rR\x0faffinityClients\x12 \n" +
+	"\vconnections\x18\b \x01(\x04R\vconnections\"z\n" +
+	"\n" +
+	"ServiceSet\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03ids\x18\x02 \x03(\rR\x03ids\x12\x1a\n" +
+	"\bbackends\x18\x03 \x01(\rR\bbackends\x12\x12\n" +
+	"\x04rule\x18\x04 \x01(\tR\x04rule\x12\x16\n" +
+	"\x06maglev\x18\x05 \x01(\rR\x06maglev\"\xe9\x01\n" +
+	"\x0eServiceBackend\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
+	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\x12\x12\n" +
+	"\x04zone\x18\x05 \x01(\tR\x04zone\x12\x14\n" +
+	"\x05state\x18\x06 \x01(\tR\x05state\x12\x0e\n" +
+	"\x02id\x18\a \x01(\rR\x02id\x12 \n" +
+	"\vconnections\x18\b \x01(\x04R\vconnections\x12'\n" +
+	"\x04uses\x18\t \x03(\v2\x13.weft.v1.BackendUseR\x04uses\"e\n" +
+	"\n" +
+	"BackendUse\x12\x10\n" +
+	"\x03set\x18\x01 \x01(\tR\x03set\x12\x16\n" +
+	"\x06chosen\x18\x02 \x01(\bR\x06chosen\x12\x14\n" +
+	"\x05share\x18\x03 \x01(\x01R\x05share\x12\x17\n" +
+	"\awhy_not\x18\x04 \x01(\tR\x06whyNot\"s\n" +
+	"\x13TraceServiceRequest\x12\x12\n" +
+	"\x04from\x18\x01 \x01(\tR\x04from\x12\x18\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\rR\x04port\x12\x1a\n" +
+	"\bprotocol\x18\x04 \x01(\tR\bprotocol\"\xf5\x03\n" +
+	"\x14TraceServiceResponse\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\tR\x04node\x12,\n" +
+	"\x06client\x18\x02 \x01(\v2\x14.weft.v1.TraceClientR\x06client\x12\x18\n" +
+	"\averdict\x18\x03 \x01(\tR\averdict\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x1c\n" +
+	"\tnamespace\x18\x05 \x01(\tR\tnamespace\x12\x18\n" +
+	"\aservice\x18\x06 \x01(\tR\aservice\x12\x1b\n" +
+	"\tport_name\x18\a \x01(\tR\bportName\x124\n" +
+	"\bfrontend\x18\b \x01(\v2\x18.weft.v1.ServiceFrontendR\bfrontend\x12\x10\n" +
+	"\x03set\x18\t \x01(\tR\x03set\x12\x17\n" +
+	"\aset_why\x18\n" +
+	" \x01(\tR\x06setWhy\x12\x16\n" +
+	"\x06choice\x18\v \x01(\tR\x06choice\x12\x1d\n" +
+	"\n" +
+	"choice_why\x18\f \x01(\tR\tchoiceWhy\x121\n" +
+	"\bbackends\x18\r \x03(\v2\x15.weft.v1.TraceBackendR\bbackends\x12\x14\n" +
+	"\x05where\x18\x0e \x01(\tR\x05where\x12\x1b\n" +
+	"\twhere_why\x18\x0f \x01(\tR\bwhereWhy\x12\x16\n" +
+	"\x06source\x18\x10 \x01(\tR\x06source\"u\n" +
+	"\vTraceClient\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x10\n" +
+	"\x03pod\x18\x02 \x01(\tR\x03pod\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x04 \x01(\rR\x04port\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\tR\x04node\"\x8e\x01\n" +
+	"\fTraceBackend\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\x12\x10\n" +
+	"\x03pod\x18\x03 \x01(\tR\x03pod\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\tR\x04node\x12\x14\n" +
+	"\x05state\x18\x05 \x01(\tR\x05state\x12\x14\n" +
+	"\x05share\x18\x06 \x01(\x01R\x05share\"\x15\n" +
+	"\x13DumpServicesRequest\"*\n" +
+	"\x14DumpServicesResponse\x12\x12\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"%\n" +
+	"\rDeniedRequest\x12\x14\n" +
+	"\x05cidrs\x18\x01 \x03(\tR\x05cidrs\"*\n" +
+	"\x0eDeniedResponse\x12\x18\n" +
+	"\achanged\x18\x01 \x01(\rR\achanged\"\x13\n" +
+	"\x11ListDeniedRequest\"\x7f\n" +
+	"\x12ListDeniedResponse\x122\n" +
+	"\bnetworks\x18\x01 \x03(\v2\x16.weft.v1.DeniedNetworkR\bnetworks\x12\x1f\n" +
+	"\vmax_entries\x18\x02 \x01(\x04R\n" +
+	"maxEntries\x12\x14\n" +
+	"\x05where\x18\x03 \x01(\tR\x05where\"m\n" +
+	"\rDeniedNetwork\x12\x12\n" +
+	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x18\n" +
+	"\apackets\x18\x02 \x01(\x04R\apackets\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\x12\x18\n" +
+	"\aproblem\x18\x04 \x01(\tR\aproblem\"\xd9\x01\n" +
 	"\rCniAddRequest\x12!\n" +
 	"\fcontainer_id\x18\x01 \x01(\tR\vcontainerId\x12\x14\n" +
 	"\x05netns\x18\x02 \x01(\tR\x05netns\x12\x1c\n" +
@@ -3570,7 +5495,7 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\rFLOW_TYPE_NEW\x10\x01\x12\x14\n" +
 	"\x10FLOW_TYPE_UPDATE\x10\x02\x12\x13\n" +
 	"\x0fFLOW_TYPE_CLOSE\x10\x03\x12\x12\n" +
-	"\x0eFLOW_TYPE_DROP\x10\x042\xba\x04\n" +
+	"\x0eFLOW_TYPE_DROP\x10\x042\xb1\b\n" +
 	"\x04Node\x129\n" +
 	"\x06Status\x12\x16.weft.v1.StatusRequest\x1a\x17.weft.v1.StatusResponse\x12B\n" +
 	"\tListTable\x12\x19.weft.v1.ListTableRequest\x1a\x1a.weft.v1.ListTableResponse\x12>\n" +
@@ -3580,7 +5505,15 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\fPolicyStatus\x12\x1c.weft.v1.PolicyStatusRequest\x1a\x1d.weft.v1.PolicyStatusResponse\x12E\n" +
 	"\n" +
 	"ShowPolicy\x12\x1a.weft.v1.ShowPolicyRequest\x1a\x1b.weft.v1.ShowPolicyResponse\x12H\n" +
-	"\vTracePolicy\x12\x1b.weft.v1.TracePolicyRequest\x1a\x1c.weft.v1.TracePolicyResponse2\xa6\x02\n" +
+	"\vTracePolicy\x12\x1b.weft.v1.TracePolicyRequest\x1a\x1c.weft.v1.TracePolicyResponse\x12K\n" +
+	"\fListServices\x12\x1c.weft.v1.ListServicesRequest\x1a\x1d.weft.v1.ListServicesResponse\x12H\n" +
+	"\vShowService\x12\x1b.weft.v1.ShowServiceRequest\x1a\x1c.weft.v1.ShowServiceResponse\x12K\n" +
+	"\fTraceService\x12\x1c.weft.v1.TraceServiceRequest\x1a\x1d.weft.v1.TraceServiceResponse\x12K\n" +
+	"\fDumpServices\x12\x1c.weft.v1.DumpServicesRequest\x1a\x1d.weft.v1.DumpServicesResponse\x12<\n" +
+	"\tAddDenied\x12\x16.weft.v1.DeniedRequest\x1a\x17.weft.v1.DeniedResponse\x12?\n" +
+	"\fDeleteDenied\x12\x16.weft.v1.DeniedRequest\x1a\x17.weft.v1.DeniedResponse\x12E\n" +
+	"\n" +
+	"ListDenied\x12\x1a.weft.v1.ListDeniedRequest\x1a\x1b.weft.v1.ListDeniedResponse2\xa6\x02\n" +
 	"\x03Cni\x126\n" +
 	"\x03Add\x12\x16.weft.v1.CniAddRequest\x1a\x17.weft.v1.CniAddResponse\x126\n" +
 	"\x03Del\x12\x16.weft.v1.CniDelRequest\x1a\x17.weft.v1.CniDelResponse\x12<\n" +
@@ -3601,126 +5534,177 @@ func file_api_weft_v1_weft_proto_rawDescGZIP() []byte {
 }
 
 var file_api_weft_v1_weft_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_api_weft_v1_weft_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_api_weft_v1_weft_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_api_weft_v1_weft_proto_goTypes = []any{
 	(Verdict)(0),                  // 0: weft.v1.Verdict
 	(FlowType)(0),                 // 1: weft.v1.FlowType
 	(*StatusRequest)(nil),         // 2: weft.v1.StatusRequest
 	(*StatusResponse)(nil),        // 3: weft.v1.StatusResponse
-	(*Events)(nil),                // 4: weft.v1.Events
-	(*Component)(nil),             // 5: weft.v1.Component
-	(*PodStatus)(nil),             // 6: weft.v1.PodStatus
-	(*Program)(nil),               // 7: weft.v1.Program
-	(*MapFill)(nil),               // 8: weft.v1.MapFill
-	(*Counter)(nil),               // 9: weft.v1.Counter
-	(*ListTableRequest)(nil),      // 10: weft.v1.ListTableRequest
-	(*ListTableResponse)(nil),     // 11: weft.v1.ListTableResponse
-	(*TableRow)(nil),              // 12: weft.v1.TableRow
-	(*WaitAppliedRequest)(nil),    // 13: weft.v1.WaitAppliedRequest
-	(*WaitAppliedResponse)(nil),   // 14: weft.v1.WaitAppliedResponse
-	(*Flow)(nil),                  // 15: weft.v1.Flow
-	(*FlowEndpoint)(nil),          // 16: weft.v1.FlowEndpoint
-	(*ObserveRequest)(nil),        // 17: weft.v1.ObserveRequest
-	(*ObserveResponse)(nil),       // 18: weft.v1.ObserveResponse
-	(*Lost)(nil),                  // 19: weft.v1.Lost
-	(*ListPoliciesRequest)(nil),   // 20: weft.v1.ListPoliciesRequest
-	(*ListPoliciesResponse)(nil),  // 21: weft.v1.ListPoliciesResponse
-	(*PolicySummary)(nil),         // 22: weft.v1.PolicySummary
-	(*PolicyStatusRequest)(nil),   // 23: weft.v1.PolicyStatusRequest
-	(*PolicyStatusResponse)(nil),  // 24: weft.v1.PolicyStatusResponse
-	(*ShowPolicyRequest)(nil),     // 25: weft.v1.ShowPolicyRequest
-	(*ShowPolicyResponse)(nil),    // 26: weft.v1.ShowPolicyResponse
-	(*PolicyEntry)(nil),           // 27: weft.v1.PolicyEntry
-	(*PolicyPeer)(nil),            // 28: weft.v1.PolicyPeer
-	(*TracePolicyRequest)(nil),    // 29: weft.v1.TracePolicyRequest
-	(*TracePolicyResponse)(nil),   // 30: weft.v1.TracePolicyResponse
-	(*PolicyPath)(nil),            // 31: weft.v1.PolicyPath
-	(*TraceEnd)(nil),              // 32: weft.v1.TraceEnd
-	(*TraceSide)(nil),             // 33: weft.v1.TraceSide
-	(*CniAddRequest)(nil),         // 34: weft.v1.CniAddRequest
-	(*CniAddResponse)(nil),        // 35: weft.v1.CniAddResponse
-	(*CniIp)(nil),                 // 36: weft.v1.CniIp
-	(*CniRoute)(nil),              // 37: weft.v1.CniRoute
-	(*CniDelRequest)(nil),         // 38: weft.v1.CniDelRequest
-	(*CniDelResponse)(nil),        // 39: weft.v1.CniDelResponse
-	(*CniCheckRequest)(nil),       // 40: weft.v1.CniCheckRequest
-	(*CniCheckResponse)(nil),      // 41: weft.v1.CniCheckResponse
-	(*CniReadyRequest)(nil),       // 42: weft.v1.CniReadyRequest
-	(*CniReadyResponse)(nil),      // 43: weft.v1.CniReadyResponse
-	(*CniGcRequest)(nil),          // 44: weft.v1.CniGcRequest
-	(*CniAttachment)(nil),         // 45: weft.v1.CniAttachment
-	(*CniGcResponse)(nil),         // 46: weft.v1.CniGcResponse
-	nil,                           // 47: weft.v1.FlowEndpoint.LabelsEntry
-	nil,                           // 48: weft.v1.PolicyPeer.LabelsEntry
-	(*timestamppb.Timestamp)(nil), // 49: google.protobuf.Timestamp
+	(*ServicesStatus)(nil),        // 4: weft.v1.ServicesStatus
+	(*Events)(nil),                // 5: weft.v1.Events
+	(*Component)(nil),             // 6: weft.v1.Component
+	(*PodStatus)(nil),             // 7: weft.v1.PodStatus
+	(*Program)(nil),               // 8: weft.v1.Program
+	(*MapFill)(nil),               // 9: weft.v1.MapFill
+	(*Counter)(nil),               // 10: weft.v1.Counter
+	(*ListTableRequest)(nil),      // 11: weft.v1.ListTableRequest
+	(*ListTableResponse)(nil),     // 12: weft.v1.ListTableResponse
+	(*TableRow)(nil),              // 13: weft.v1.TableRow
+	(*WaitAppliedRequest)(nil),    // 14: weft.v1.WaitAppliedRequest
+	(*WaitAppliedResponse)(nil),   // 15: weft.v1.WaitAppliedResponse
+	(*Flow)(nil),                  // 16: weft.v1.Flow
+	(*FlowEndpoint)(nil),          // 17: weft.v1.FlowEndpoint
+	(*ObserveRequest)(nil),        // 18: weft.v1.ObserveRequest
+	(*ObserveResponse)(nil),       // 19: weft.v1.ObserveResponse
+	(*Lost)(nil),                  // 20: weft.v1.Lost
+	(*ListPoliciesRequest)(nil),   // 21: weft.v1.ListPoliciesRequest
+	(*ListPoliciesResponse)(nil),  // 22: weft.v1.ListPoliciesResponse
+	(*PolicySummary)(nil),         // 23: weft.v1.PolicySummary
+	(*PolicyStatusRequest)(nil),   // 24: weft.v1.PolicyStatusRequest
+	(*PolicyStatusResponse)(nil),  // 25: weft.v1.PolicyStatusResponse
+	(*ShowPolicyRequest)(nil),     // 26: weft.v1.ShowPolicyRequest
+	(*ShowPolicyResponse)(nil),    // 27: weft.v1.ShowPolicyResponse
+	(*PolicyEntry)(nil),           // 28: weft.v1.PolicyEntry
+	(*PolicyPeer)(nil),            // 29: weft.v1.PolicyPeer
+	(*TracePolicyRequest)(nil),    // 30: weft.v1.TracePolicyRequest
+	(*TracePolicyResponse)(nil),   // 31: weft.v1.TracePolicyResponse
+	(*PolicyPath)(nil),            // 32: weft.v1.PolicyPath
+	(*TraceEnd)(nil),              // 33: weft.v1.TraceEnd
+	(*TraceSide)(nil),             // 34: weft.v1.TraceSide
+	(*ListServicesRequest)(nil),   // 35: weft.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),  // 36: weft.v1.ListServicesResponse
+	(*ServiceSummary)(nil),        // 37: weft.v1.ServiceSummary
+	(*ServicePortSummary)(nil),    // 38: weft.v1.ServicePortSummary
+	(*ServiceFrontend)(nil),       // 39: weft.v1.ServiceFrontend
+	(*ShowServiceRequest)(nil),    // 40: weft.v1.ShowServiceRequest
+	(*ShowServiceResponse)(nil),   // 41: weft.v1.ShowServiceResponse
+	(*ServicePort)(nil),           // 42: weft.v1.ServicePort
+	(*ServiceSet)(nil),            // 43: weft.v1.ServiceSet
+	(*ServiceBackend)(nil),        // 44: weft.v1.ServiceBackend
+	(*BackendUse)(nil),            // 45: weft.v1.BackendUse
+	(*TraceServiceRequest)(nil),   // 46: weft.v1.TraceServiceRequest
+	(*TraceServiceResponse)(nil),  // 47: weft.v1.TraceServiceResponse
+	(*TraceClient)(nil),           // 48: weft.v1.TraceClient
+	(*TraceBackend)(nil),          // 49: weft.v1.TraceBackend
+	(*DumpServicesRequest)(nil),   // 50: weft.v1.DumpServicesRequest
+	(*DumpServicesResponse)(nil),  // 51: weft.v1.DumpServicesResponse
+	(*DeniedRequest)(nil),         // 52: weft.v1.DeniedRequest
+	(*DeniedResponse)(nil),        // 53: weft.v1.DeniedResponse
+	(*ListDeniedRequest)(nil),     // 54: weft.v1.ListDeniedRequest
+	(*ListDeniedResponse)(nil),    // 55: weft.v1.ListDeniedResponse
+	(*DeniedNetwork)(nil),         // 56: weft.v1.DeniedNetwork
+	(*CniAddRequest)(nil),         // 57: weft.v1.CniAddRequest
+	(*CniAddResponse)(nil),        // 58: weft.v1.CniAddResponse
+	(*CniIp)(nil),                 // 59: weft.v1.CniIp
+	(*CniRoute)(nil),              // 60: weft.v1.CniRoute
+	(*CniDelRequest)(nil),         // 61: weft.v1.CniDelRequest
+	(*CniDelResponse)(nil),        // 62: weft.v1.CniDelResponse
+	(*CniCheckRequest)(nil),       // 63: weft.v1.CniCheckRequest
+	(*CniCheckResponse)(nil),      // 64: weft.v1.CniCheckResponse
+	(*CniReadyRequest)(nil),       // 65: weft.v1.CniReadyRequest
+	(*CniReadyResponse)(nil),      // 66: weft.v1.CniReadyResponse
+	(*CniGcRequest)(nil),          // 67: weft.v1.CniGcRequest
+	(*CniAttachment)(nil),         // 68: weft.v1.CniAttachment
+	(*CniGcResponse)(nil),         // 69: weft.v1.CniGcResponse
+	nil,                           // 70: weft.v1.FlowEndpoint.LabelsEntry
+	nil,                           // 71: weft.v1.PolicyPeer.LabelsEntry
+	(*timestamppb.Timestamp)(nil), // 72: google.protobuf.Timestamp
 }
 var file_api_weft_v1_weft_proto_depIdxs = []int32{
-	49, // 0: weft.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
-	5,  // 1: weft.v1.StatusResponse.components:type_name -> weft.v1.Component
-	6,  // 2: weft.v1.StatusResponse.pods:type_name -> weft.v1.PodStatus
-	7,  // 3: weft.v1.StatusResponse.programs:type_name -> weft.v1.Program
-	8,  // 4: weft.v1.StatusResponse.maps:type_name -> weft.v1.MapFill
-	9,  // 5: weft.v1.StatusResponse.drops:type_name -> weft.v1.Counter
-	9,  // 6: weft.v1.StatusResponse.forwarded:type_name -> weft.v1.Counter
-	4,  // 7: weft.v1.StatusResponse.events:type_name -> weft.v1.Events
-	12, // 8: weft.v1.ListTableResponse.rows:type_name -> weft.v1.TableRow
-	49, // 9: weft.v1.Flow.time:type_name -> google.protobuf.Timestamp
-	1,  // 10: weft.v1.Flow.type:type_name -> weft.v1.FlowType
-	0,  // 11: weft.v1.Flow.verdict:type_name -> weft.v1.Verdict
-	16, // 12: weft.v1.Flow.source:type_name -> weft.v1.FlowEndpoint
-	16, // 13: weft.v1.Flow.destination:type_name -> weft.v1.FlowEndpoint
-	47, // 14: weft.v1.FlowEndpoint.labels:type_name -> weft.v1.FlowEndpoint.LabelsEntry
-	49, // 15: weft.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
-	0,  // 16: weft.v1.ObserveRequest.verdict:type_name -> weft.v1.Verdict
-	1,  // 17: weft.v1.ObserveRequest.type:type_name -> weft.v1.FlowType
-	15, // 18: weft.v1.ObserveResponse.flow:type_name -> weft.v1.Flow
-	19, // 19: weft.v1.ObserveResponse.lost:type_name -> weft.v1.Lost
-	49, // 20: weft.v1.Lost.from:type_name -> google.protobuf.Timestamp
-	49, // 21: weft.v1.Lost.to:type_name -> google.protobuf.Timestamp
-	22, // 22: weft.v1.ListPoliciesResponse.policies:type_name -> weft.v1.PolicySummary
-	49, // 23: weft.v1.PolicyStatusResponse.changed:type_name -> google.protobuf.Timestamp
-	27, // 24: weft.v1.ShowPolicyResponse.entries:type_name -> weft.v1.PolicyEntry
-	28, // 25: weft.v1.PolicyEntry.peer:type_name -> weft.v1.PolicyPeer
-	48, // 26: weft.v1.PolicyPeer.labels:type_name -> weft.v1.PolicyPeer.LabelsEntry
-	31, // 27: weft.v1.TracePolicyResponse.paths:type_name -> weft.v1.PolicyPath
-	32, // 28: weft.v1.PolicyPath.from:type_name -> weft.v1.TraceEnd
-	32, // 29: weft.v1.PolicyPath.to:type_name -> weft.v1.TraceEnd
-	33, // 30: weft.v1.PolicyPath.egress:type_name -> weft.v1.TraceSide
-	33, // 31: weft.v1.PolicyPath.ingress:type_name -> weft.v1.TraceSide
-	36, // 32: weft.v1.CniAddResponse.ips:type_name -> weft.v1.CniIp
-	37, // 33: weft.v1.CniAddResponse.routes:type_name -> weft.v1.CniRoute
-	45, // 34: weft.v1.CniGcRequest.valid:type_name -> weft.v1.CniAttachment
-	2,  // 35: weft.v1.Node.Status:input_type -> weft.v1.StatusRequest
-	10, // 36: weft.v1.Node.ListTable:input_type -> weft.v1.ListTableRequest
-	17, // 37: weft.v1.Node.Observe:input_type -> weft.v1.ObserveRequest
-	13, // 38: weft.v1.Node.WaitApplied:input_type -> weft.v1.WaitAppliedRequest
-	20, // 39: weft.v1.Node.ListPolicies:input_type -> weft.v1.ListPoliciesRequest
-	23, // 40: weft.v1.Node.PolicyStatus:input_type -> weft.v1.PolicyStatusRequest
-	25, // 41: weft.v1.Node.ShowPolicy:input_type -> weft.v1.ShowPolicyRequest
-	29, // 42: weft.v1.Node.TracePolicy:input_type -> weft.v1.TracePolicyRequest
-	34, // 43: weft.v1.Cni.Add:input_type -> weft.v1.CniAddRequest
-	38, // 44: weft.v1.Cni.Del:input_type -> weft.v1.CniDelRequest
-	40, // 45: weft.v1.Cni.Check:input_type -> weft.v1.CniCheckRequest
-	42, // 46: weft.v1.Cni.Ready:input_type -> weft.v1.CniReadyRequest
-	44, // 47: weft.v1.Cni.Gc:input_type -> weft.v1.CniGcRequest
-	3,  // 48: weft.v1.Node.Status:output_type -> weft.v1.StatusResponse
-	11, // 49: weft.v1.Node.ListTable:output_type -> weft.v1.ListTableResponse
-	18, // 50: weft.v1.Node.Observe:output_type -> weft.v1.ObserveResponse
-	14, // 51: weft.v1.Node.WaitApplied:output_type -> weft.v1.WaitAppliedResponse
-	21, // 52: weft.v1.Node.ListPolicies:output_type -> weft.v1.ListPoliciesResponse
-	24, // 53: weft.v1.Node.PolicyStatus:output_type -> weft.v1.PolicyStatusResponse
-	26, // 54: weft.v1.Node.ShowPolicy:output_type -> weft.v1.ShowPolicyResponse
-	30, // 55: weft.v1.Node.TracePolicy:output_type -> weft.v1.TracePolicyResponse
-	35, // 56: weft.v1.Cni.Add:output_type -> weft.v1.CniAddResponse
-	39, // 57: weft.v1.Cni.Del:output_type -> weft.v1.CniDelResponse
-	41, // 58: weft.v1.Cni.Check:output_type -> weft.v1.CniCheckResponse
-	43, // 59: weft.v1.Cni.Ready:output_type -> weft.v1.CniReadyResponse
-	46, // 60: weft.v1.Cni.Gc:output_type -> weft.v1.CniGcResponse
-	48, // [48:61] is the sub-list for method output_type
-	35, // [35:48] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	72, // 0: weft.v1.StatusResponse.started:type_name -> google.protobuf.Timestamp
+	6,  // 1: weft.v1.StatusResponse.components:type_name -> weft.v1.Component
+	7,  // 2: weft.v1.StatusResponse.pods:type_name -> weft.v1.PodStatus
+	8,  // 3: weft.v1.StatusResponse.programs:type_name -> weft.v1.Program
+	9,  // 4: weft.v1.StatusResponse.maps:type_name -> weft.v1.MapFill
+	10, // 5: weft.v1.StatusResponse.drops:type_name -> weft.v1.Counter
+	10, // 6: weft.v1.StatusResponse.forwarded:type_name -> weft.v1.Counter
+	5,  // 7: weft.v1.StatusResponse.events:type_name -> weft.v1.Events
+	4,  // 8: weft.v1.StatusResponse.services:type_name -> weft.v1.ServicesStatus
+	72, // 9: weft.v1.ServicesStatus.changed:type_name -> google.protobuf.Timestamp
+	13, // 10: weft.v1.ListTableResponse.rows:type_name -> weft.v1.TableRow
+	72, // 11: weft.v1.Flow.time:type_name -> google.protobuf.Timestamp
+	1,  // 12: weft.v1.Flow.type:type_name -> weft.v1.FlowType
+	0,  // 13: weft.v1.Flow.verdict:type_name -> weft.v1.Verdict
+	17, // 14: weft.v1.Flow.source:type_name -> weft.v1.FlowEndpoint
+	17, // 15: weft.v1.Flow.destination:type_name -> weft.v1.FlowEndpoint
+	70, // 16: weft.v1.FlowEndpoint.labels:type_name -> weft.v1.FlowEndpoint.LabelsEntry
+	72, // 17: weft.v1.ObserveRequest.since:type_name -> google.protobuf.Timestamp
+	0,  // 18: weft.v1.ObserveRequest.verdict:type_name -> weft.v1.Verdict
+	1,  // 19: weft.v1.ObserveRequest.type:type_name -> weft.v1.FlowType
+	16, // 20: weft.v1.ObserveResponse.flow:type_name -> weft.v1.Flow
+	20, // 21: weft.v1.ObserveResponse.lost:type_name -> weft.v1.Lost
+	72, // 22: weft.v1.Lost.from:type_name -> google.protobuf.Timestamp
+	72, // 23: weft.v1.Lost.to:type_name -> google.protobuf.Timestamp
+	23, // 24: weft.v1.ListPoliciesResponse.policies:type_name -> weft.v1.PolicySummary
+	72, // 25: weft.v1.PolicyStatusResponse.changed:type_name -> google.protobuf.Timestamp
+	28, // 26: weft.v1.ShowPolicyResponse.entries:type_name -> weft.v1.PolicyEntry
+	29, // 27: weft.v1.PolicyEntry.peer:type_name -> weft.v1.PolicyPeer
+	71, // 28: weft.v1.PolicyPeer.labels:type_name -> weft.v1.PolicyPeer.LabelsEntry
+	32, // 29: weft.v1.TracePolicyResponse.paths:type_name -> weft.v1.PolicyPath
+	33, // 30: weft.v1.PolicyPath.from:type_name -> weft.v1.TraceEnd
+	33, // 31: weft.v1.PolicyPath.to:type_name -> weft.v1.TraceEnd
+	34, // 32: weft.v1.PolicyPath.egress:type_name -> weft.v1.TraceSide
+	34, // 33: weft.v1.PolicyPath.ingress:type_name -> weft.v1.TraceSide
+	37, // 34: weft.v1.ListServicesResponse.services:type_name -> weft.v1.ServiceSummary
+	38, // 35: weft.v1.ServiceSummary.ports:type_name -> weft.v1.ServicePortSummary
+	39, // 36: weft.v1.ServicePortSummary.frontends:type_name -> weft.v1.ServiceFrontend
+	42, // 37: weft.v1.ShowServiceResponse.ports:type_name -> weft.v1.ServicePort
+	39, // 38: weft.v1.ServicePort.frontends:type_name -> weft.v1.ServiceFrontend
+	43, // 39: weft.v1.ServicePort.sets:type_name -> weft.v1.ServiceSet
+	44, // 40: weft.v1.ServicePort.backends:type_name -> weft.v1.ServiceBackend
+	45, // 41: weft.v1.ServiceBackend.uses:type_name -> weft.v1.BackendUse
+	48, // 42: weft.v1.TraceServiceResponse.client:type_name -> weft.v1.TraceClient
+	39, // 43: weft.v1.TraceServiceResponse.frontend:type_name -> weft.v1.ServiceFrontend
+	49, // 44: weft.v1.TraceServiceResponse.backends:type_name -> weft.v1.TraceBackend
+	56, // 45: weft.v1.ListDeniedResponse.networks:type_name -> weft.v1.DeniedNetwork
+	59, // 46: weft.v1.CniAddResponse.ips:type_name -> weft.v1.CniIp
+	60, // 47: weft.v1.CniAddResponse.routes:type_name -> weft.v1.CniRoute
+	68, // 48: weft.v1.CniGcRequest.valid:type_name -> weft.v1.CniAttachment
+	2,  // 49: weft.v1.Node.Status:input_type -> weft.v1.StatusRequest
+	11, // 50: weft.v1.Node.ListTable:input_type -> weft.v1.ListTableRequest
+	18, // 51: weft.v1.Node.Observe:input_type -> weft.v1.ObserveRequest
+	14, // 52: weft.v1.Node.WaitApplied:input_type -> weft.v1.WaitAppliedRequest
+	21, // 53: weft.v1.Node.ListPolicies:input_type -> weft.v1.ListPoliciesRequest
+	24, // 54: weft.v1.Node.PolicyStatus:input_type -> weft.v1.PolicyStatusRequest
+	26, // 55: weft.v1.Node.ShowPolicy:input_type -> weft.v1.ShowPolicyRequest
+	30, // 56: weft.v1.Node.TracePolicy:input_type -> weft.v1.TracePolicyRequest
+	35, // 57: weft.v1.Node.ListServices:input_type -> weft.v1.ListServicesRequest
+	40, // 58: weft.v1.Node.ShowService:input_type -> weft.v1.ShowServiceRequest
+	46, // 59: weft.v1.Node.TraceService:input_type -> weft.v1.TraceServiceRequest
+	50, // 60: weft.v1.Node.DumpServices:input_type -> weft.v1.DumpServicesRequest
+	52, // 61: weft.v1.Node.AddDenied:input_type -> weft.v1.DeniedRequest
+	52, // 62: weft.v1.Node.DeleteDenied:input_type -> weft.v1.DeniedRequest
+	54, // 63: weft.v1.Node.ListDenied:input_type -> weft.v1.ListDeniedRequest
+	57, // 64: weft.v1.Cni.Add:input_type -> weft.v1.CniAddRequest
+	61, // 65: weft.v1.Cni.Del:input_type -> weft.v1.CniDelRequest
+	63, // 66: weft.v1.Cni.Check:input_type -> weft.v1.CniCheckRequest
+	65, // 67: weft.v1.Cni.Ready:input_type -> weft.v1.CniReadyRequest
+	67, // 68: weft.v1.Cni.Gc:input_type -> weft.v1.CniGcRequest
+	3,  // 69: weft.v1.Node.Status:output_type -> weft.v1.StatusResponse
+	12, // 70: weft.v1.Node.ListTable:output_type -> weft.v1.ListTableResponse
+	19, // 71: weft.v1.Node.Observe:output_type -> weft.v1.ObserveResponse
+	15, // 72: weft.v1.Node.WaitApplied:output_type -> weft.v1.WaitAppliedResponse
+	22, // 73: weft.v1.Node.ListPolicies:output_type -> weft.v1.ListPoliciesResponse
+	25, // 74: weft.v1.Node.PolicyStatus:output_type -> weft.v1.PolicyStatusResponse
+	27, // 75: weft.v1.Node.ShowPolicy:output_type -> weft.v1.ShowPolicyResponse
+	31, // 76: weft.v1.Node.TracePolicy:output_type -> weft.v1.TracePolicyResponse
+	36, // 77: weft.v1.Node.ListServices:output_type -> weft.v1.ListServicesResponse
+	41, // 78: weft.v1.Node.ShowService:output_type -> weft.v1.ShowServiceResponse
+	47, // 79: weft.v1.Node.TraceService:output_type -> weft.v1.TraceServiceResponse
+	51, // 80: weft.v1.Node.DumpServices:output_type -> weft.v1.DumpServicesResponse
+	53, // 81: weft.v1.Node.AddDenied:output_type -> weft.v1.DeniedResponse
+	53, // 82: weft.v1.Node.DeleteDenied:output_type -> weft.v1.DeniedResponse
+	55, // 83: weft.v1.Node.ListDenied:output_type -> weft.v1.ListDeniedResponse
+	58, // 84: weft.v1.Cni.Add:output_type -> weft.v1.CniAddResponse
+	62, // 85: weft.v1.Cni.Del:output_type -> weft.v1.CniDelResponse
+	64, // 86: weft.v1.Cni.Check:output_type -> weft.v1.CniCheckResponse
+	66, // 87: weft.v1.Cni.Ready:output_type -> weft.v1.CniReadyResponse
+	69, // 88: weft.v1.Cni.Gc:output_type -> weft.v1.CniGcResponse
+	69, // [69:89] is the sub-list for method output_type
+	49, // [49:69] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_api_weft_v1_weft_proto_init() }
@@ -3728,7 +5712,7 @@ func file_api_weft_v1_weft_proto_init() {
 	if File_api_weft_v1_weft_proto != nil {
 		return
 	}
-	file_api_weft_v1_weft_proto_msgTypes[16].OneofWrappers = []any{
+	file_api_weft_v1_weft_proto_msgTypes[17].OneofWrappers = []any{
 		(*ObserveResponse_Flow)(nil),
 		(*ObserveResponse_Lost)(nil),
 	}
@@ -3738,7 +5722,7 @@ func file_api_weft_v1_weft_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_api_weft_v1_weft_proto_rawDesc), len(file_api_weft_v1_weft_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   47,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

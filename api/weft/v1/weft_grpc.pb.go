@@ -32,6 +32,13 @@ const (
 	Node_PolicyStatus_FullMethodName = "/weft.v1.Node/PolicyStatus"
 	Node_ShowPolicy_FullMethodName   = "/weft.v1.Node/ShowPolicy"
 	Node_TracePolicy_FullMethodName  = "/weft.v1.Node/TracePolicy"
+	Node_ListServices_FullMethodName = "/weft.v1.Node/ListServices"
+	Node_ShowService_FullMethodName  = "/weft.v1.Node/ShowService"
+	Node_TraceService_FullMethodName = "/weft.v1.Node/TraceService"
+	Node_DumpServices_FullMethodName = "/weft.v1.Node/DumpServices"
+	Node_AddDenied_FullMethodName    = "/weft.v1.Node/AddDenied"
+	Node_DeleteDenied_FullMethodName = "/weft.v1.Node/DeleteDenied"
+	Node_ListDenied_FullMethodName   = "/weft.v1.Node/ListDenied"
 )
 
 // NodeClient is the client API for Node service.
@@ -60,6 +67,28 @@ type NodeClient interface {
 	// TracePolicy tells what the datapath decides on a new connection, and by
 	// which rule. Each node judges the pods of its own.
 	TracePolicy(ctx context.Context, in *TracePolicyRequest, opts ...grpc.CallOption) (*TracePolicyResponse, error)
+	// ListServices names every Service that the agent knows, in order, with its
+	// frontends on this node.
+	ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (*ListServicesResponse, error)
+	// ShowService lists what is in force for a Service, and of every endpoint
+	// whether it may be chosen, or why not. NOT_FOUND where there is no such Service.
+	ShowService(ctx context.Context, in *ShowServiceRequest, opts ...grpc.CallOption) (*ShowServiceResponse, error)
+	// TraceService tells which backend a new connection to an address gets from
+	// this node, and why. FAILED_PRECONDITION names the node that translates
+	// where this is another one.
+	TraceService(ctx context.Context, in *TraceServiceRequest, opts ...grpc.CallOption) (*TraceServiceResponse, error)
+	// DumpServices prints what the kernel's maps of services hold, in an order
+	// that depends on nothing else.
+	DumpServices(ctx context.Context, in *DumpServicesRequest, opts ...grpc.CallOption) (*DumpServicesResponse, error)
+	// AddDenied puts networks on the deny list of this node: what comes from them
+	// through the uplink is dropped first of all. INVALID_ARGUMENT, and no
+	// change at all, where one holds addresses of the cluster. Those that are
+	// there already stay as they are.
+	AddDenied(ctx context.Context, in *DeniedRequest, opts ...grpc.CallOption) (*DeniedResponse, error)
+	// DeleteDenied takes networks from the list. NOT_FOUND, and no change at all,
+	// where one is not on it.
+	DeleteDenied(ctx context.Context, in *DeniedRequest, opts ...grpc.CallOption) (*DeniedResponse, error)
+	ListDenied(ctx context.Context, in *ListDeniedRequest, opts ...grpc.CallOption) (*ListDeniedResponse, error)
 }
 
 type nodeClient struct {
@@ -159,6 +188,76 @@ func (c *nodeClient) TracePolicy(ctx context.Context, in *TracePolicyRequest, op
 	return out, nil
 }
 
+func (c *nodeClient) ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (*ListServicesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListServicesResponse)
+	err := c.cc.Invoke(ctx, Node_ListServices_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) ShowService(ctx context.Context, in *ShowServiceRequest, opts ...grpc.CallOption) (*ShowServiceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ShowServiceResponse)
+	err := c.cc.Invoke(ctx, Node_ShowService_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) TraceService(ctx context.Context, in *TraceServiceRequest, opts ...grpc.CallOption) (*TraceServiceResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TraceServiceResponse)
+	err := c.cc.Invoke(ctx, Node_TraceService_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) DumpServices(ctx context.Context, in *DumpServicesRequest, opts ...grpc.CallOption) (*DumpServicesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DumpServicesResponse)
+	err := c.cc.Invoke(ctx, Node_DumpServices_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) AddDenied(ctx context.Context, in *DeniedRequest, opts ...grpc.CallOption) (*DeniedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeniedResponse)
+	err := c.cc.Invoke(ctx, Node_AddDenied_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) DeleteDenied(ctx context.Context, in *DeniedRequest, opts ...grpc.CallOption) (*DeniedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeniedResponse)
+	err := c.cc.Invoke(ctx, Node_DeleteDenied_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) ListDenied(ctx context.Context, in *ListDeniedRequest, opts ...grpc.CallOption) (*ListDeniedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListDeniedResponse)
+	err := c.cc.Invoke(ctx, Node_ListDenied_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // NodeServer is the server API for Node service.
 // All implementations must embed UnimplementedNodeServer
 // for forward compatibility.
@@ -185,6 +284,28 @@ type NodeServer interface {
 	// TracePolicy tells what the datapath decides on a new connection, and by
 	// which rule. Each node judges the pods of its own.
 	TracePolicy(context.Context, *TracePolicyRequest) (*TracePolicyResponse, error)
+	// ListServices names every Service that the agent knows, in order, with its
+	// frontends on this node.
+	ListServices(context.Context, *ListServicesRequest) (*ListServicesResponse, error)
+	// ShowService lists what is in force for a Service, and of every endpoint
+	// whether it may be chosen, or why not. NOT_FOUND where there is no such Service.
+	ShowService(context.Context, *ShowServiceRequest) (*ShowServiceResponse, error)
+	// TraceService tells which backend a new connection to an address gets from
+	// this node, and why. FAILED_PRECONDITION names the node that translates
+	// where this is another one.
+	TraceService(context.Context, *TraceServiceRequest) (*TraceServiceResponse, error)
+	// DumpServices prints what the kernel's maps of services hold, in an order
+	// that depends on nothing else.
+	DumpServices(context.Context, *DumpServicesRequest) (*DumpServicesResponse, error)
+	// AddDenied puts networks on the deny list of this node: what comes from them
+	// through the uplink is dropped first of all. INVALID_ARGUMENT, and no
+	// change at all, where one holds addresses of the cluster. Those that are
+	// there already stay as they are.
+	AddDenied(context.Context, *DeniedRequest) (*DeniedResponse, error)
+	// DeleteDenied takes networks from the list. NOT_FOUND, and no change at all,
+	// where one is not on it.
+	DeleteDenied(context.Context, *DeniedRequest) (*DeniedResponse, error)
+	ListDenied(context.Context, *ListDeniedRequest) (*ListDeniedResponse, error)
 	mustEmbedUnimplementedNodeServer()
 }
 
@@ -218,6 +339,27 @@ func (UnimplementedNodeServer) ShowPolicy(context.Context, *ShowPolicyRequest) (
 }
 func (UnimplementedNodeServer) TracePolicy(context.Context, *TracePolicyRequest) (*TracePolicyResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TracePolicy not implemented")
+}
+func (UnimplementedNodeServer) ListServices(context.Context, *ListServicesRequest) (*ListServicesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListServices not implemented")
+}
+func (UnimplementedNodeServer) ShowService(context.Context, *ShowServiceRequest) (*ShowServiceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ShowService not implemented")
+}
+func (UnimplementedNodeServer) TraceService(context.Context, *TraceServiceRequest) (*TraceServiceResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TraceService not implemented")
+}
+func (UnimplementedNodeServer) DumpServices(context.Context, *DumpServicesRequest) (*DumpServicesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DumpServices not implemented")
+}
+func (UnimplementedNodeServer) AddDenied(context.Context, *DeniedRequest) (*DeniedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method AddDenied not implemented")
+}
+func (UnimplementedNodeServer) DeleteDenied(context.Context, *DeniedRequest) (*DeniedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteDenied not implemented")
+}
+func (UnimplementedNodeServer) ListDenied(context.Context, *ListDeniedRequest) (*ListDeniedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListDenied not implemented")
 }
 func (UnimplementedNodeServer) mustEmbedUnimplementedNodeServer() {}
 func (UnimplementedNodeServer) testEmbeddedByValue()              {}
@@ -377,6 +519,132 @@ func _Node_TracePolicy_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_ListServices_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListServicesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).ListServices(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_ListServices_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).ListServices(ctx, req.(*ListServicesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_ShowService_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ShowServiceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).ShowService(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_ShowService_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).ShowService(ctx, req.(*ShowServiceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_TraceService_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TraceServiceRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).TraceService(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_TraceService_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).TraceService(ctx, req.(*TraceServiceRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_DumpServices_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DumpServicesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).DumpServices(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_DumpServices_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).DumpServices(ctx, req.(*DumpServicesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_AddDenied_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeniedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).AddDenied(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_AddDenied_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).AddDenied(ctx, req.(*DeniedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_DeleteDenied_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeniedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).DeleteDenied(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_DeleteDenied_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).DeleteDenied(ctx, req.(*DeniedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_ListDenied_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListDeniedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).ListDenied(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_ListDenied_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).ListDenied(ctx, req.(*ListDeniedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Node_ServiceDesc is the grpc.ServiceDesc for Node service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -411,6 +679,34 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "TracePolicy",
 			Handler:    _Node_TracePolicy_Handler,
+		},
+		{
+			MethodName: "ListServices",
+			Handler:    _Node_ListServices_Handler,
+		},
+		{
+			MethodName: "ShowService",
+			Handler:    _Node_ShowService_Handler,
+		},
+		{
+			MethodName: "TraceService",
+			Handler:    _Node_TraceService_Handler,
+		},
+		{
+			MethodName: "DumpServices",
+			Handler:    _Node_DumpServices_Handler,
+		},
+		{
+			MethodName: "AddDenied",
+			Handler:    _Node_AddDenied_Handler,
+		},
+		{
+			MethodName: "DeleteDenied",
+			Handler:    _Node_DeleteDenied_Handler,
+		},
+		{
+			MethodName: "ListDenied",
+			Handler:    _Node_ListDenied_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
