@@ -78,8 +78,6 @@ func byHints(of []target, node Node) func(target) bool {
 	return target.ready
 }
 
-func (t target) ready() bool { return t.endpoint.ready() }
-
 func (e *endpoint) forNode(name string) bool {
 	return e.hints != nil && name != "" && slices.ContainsFunc(e.hints.ForNodes, func(h discoveryv1.ForNode) bool { return h.Name == name })
 }
