@@ -184,26 +184,43 @@ func (e *explainer) local(s Set) bool {
 	return false
 }
 
-// Rule says which endpoints are in a set, of what Explain returned.
-func Rule(in Input, s NamedSet, all []Explained) string {
+// Rule says which endpoints are in a set, of what Explain returned, for each
+// family; empty for one that the Service has not.
+func Rule(in Input, s NamedSet, all []Explained) (v4, v6 string) {
 	e := explainer{service: in.Service.Spec, node: in.Node}
+	c := &computation{in: &in}
+	c.service = problems{list: &c.problems}
+	as := c.addressesOf()
+	e.v4, e.v6 = as.families()
+	if e.v4 {
+		v4 = e.rule(s, all, netip.Addr.Is4)
+	}
+	if e.v6 {
+		v6 = e.rule(s, all, netip.Addr.Is6)
+	}
+	return v4, v6
+}
+
+func (e *explainer) rule(s NamedSet, all []Explained, family func(netip.Addr) bool) string {
 	where := ""
 	if e.local(s.Name) {
 		where = " of this node"
 	}
-	switch {
-	case len(s.Backends) == 0:
-		return "none is ready" + where
-	case !slices.ContainsFunc(s.Backends, func(b Backend) bool { return b.State == Active }):
-		return "terminating ones" + where + ", for none is ready"
-	}
+	text := "none is ready" + where
 	for _, x := range all {
-		switch x.Why[s.Name] {
-		case WhyNodeHints:
+		if !family(x.Addr) {
+			continue
+		}
+		switch why, left := x.Why[s.Name]; {
+		case why == WhyNodeHints:
 			return "ready ones with hints for this node"
-		case WhyZoneHints:
-			return "ready ones with hints for zone " + in.Node.Zone
+		case why == WhyZoneHints:
+			return "ready ones with hints for zone " + e.node.Zone
+		case !left && x.State == Terminating:
+			text = "terminating ones" + where + ", for none is ready"
+		case !left:
+			text = "ready ones" + where
 		}
 	}
-	return "ready ones" + where
+	return text
 }
