@@ -89,6 +89,14 @@ type Providers struct {
 	// Policy returns what tells about policy, or a gRPC status while there is
 	// nothing yet. Nil for an agent without policy.
 	Policy func() (Policy, error)
+	// Services returns what tells about Services, or a gRPC status while there
+	// is nothing yet. Nil for an agent without Services.
+	Services func() (Services, error)
+	// Deny returns the deny list in the same way; nil for none.
+	Deny func() (Deny, error)
+	// Edge names what sees packets from outside first: "XDP native on eth0", or
+	// "tcx on eth0" where there is no XDP. Nil is "tcx".
+	Edge func() string
 	// Metrics answers /metrics of the health server; nil for none.
 	Metrics http.Handler
 	// WaitApplied is nil for an agent without a manifest folder.

@@ -8,7 +8,24 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"github.com/weft-mesh/weft/internal/state"
 )
+
+// NotServed says why a Service has no service ports on any node; empty where it
+// should have some.
+func NotServed(s *state.Service) string {
+	proxy, other := s.Labels[proxyNameLabel]
+	switch {
+	case s.Spec.Type == corev1.ServiceTypeExternalName:
+		return "a name only, of " + s.Spec.ExternalName
+	case other:
+		return "left to another proxy, " + proxy
+	case slices.Contains(clusterIPs(s.Spec), corev1.ClusterIPNone):
+		return "headless, names only"
+	}
+	return ""
+}
 
 // Set names one of the sets of a ServicePort.
 type Set string

@@ -25,9 +25,9 @@ func newPolicyCommand(s IO) *cobra.Command {
 	return cmd
 }
 
-// policyCommand gives a command what all of them have: ask gets a client and
+// askCommand gives a command what all of them have: ask gets a client and
 // returns what to print, as JSON or by text.
-func policyCommand(s IO, cmd *cobra.Command, ask func(ctx context.Context, c weftv1.NodeClient, args []string) (value any, text func() error, err error)) *cobra.Command {
+func askCommand(s IO, cmd *cobra.Command, ask func(ctx context.Context, c weftv1.NodeClient, args []string) (value any, text func() error, err error)) *cobra.Command {
 	var agent agentFlag
 	var output outputFlag
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -62,7 +62,7 @@ type policyJSON struct {
 }
 
 func newPolicyListCommand(s IO) *cobra.Command {
-	return policyCommand(s, &cobra.Command{
+	return askCommand(s, &cobra.Command{
 		Use:   "list",
 		Short: "List policies in the order of evaluation, and the pods of this node that each selects",
 		Example: `  weft policy list
@@ -126,7 +126,7 @@ type policyStatusJSON struct {
 }
 
 func newPolicyStatusCommand(s IO) *cobra.Command {
-	return policyCommand(s, &cobra.Command{
+	return askCommand(s, &cobra.Command{
 		Use:   "status",
 		Short: "Tell which change of policy is in force; exit code 1 where the last is not",
 		Long: `Tell which change of policy is in force, and how much of the kernel's map it

@@ -48,7 +48,7 @@ type policyPeerJSON struct {
 }
 
 func newPolicyShowCommand(s IO) *cobra.Command {
-	return policyCommand(s, &cobra.Command{
+	return askCommand(s, &cobra.Command{
 		Use:   "show NS/POD",
 		Short: "Show what is in force for a pod of this node, and from which rule",
 		Long: `Show what is in force for a pod of this node, and from which rule. For a new

@@ -46,7 +46,7 @@ type traceSideJSON struct {
 
 func newPolicyTraceCommand(s IO) *cobra.Command {
 	var from, to, port string
-	cmd := policyCommand(s, &cobra.Command{
+	cmd := askCommand(s, &cobra.Command{
 		Use:   "trace --from NS/POD|IP --to NS/POD|IP --port PORT/PROTOCOL",
 		Short: "Tell what becomes of a new connection, and which rule decides",
 		Long: `Tell what becomes of a new connection, and which rule decides: the same lookups
