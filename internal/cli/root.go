@@ -41,7 +41,7 @@ func New(s IO) *cobra.Command {
 	root.AddCommand(newVersionCommand(s))
 	root.AddCommand(newBenchCommand(s))
 	root.AddCommand(newLabCommand(s))
-	root.AddCommand(newServeCommand(s), newGetCommand(s), newProbeCommand(s), newSendSpoofedCommand(s))
+	root.AddCommand(newServeCommand(s), newGetCommand(s), newTalkCommand(s), newResolveCommand(s), newProbeCommand(s), newSendSpoofedCommand(s))
 	return root
 }
 

@@ -5,7 +5,6 @@ package cli
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"strings"
 	"time"
 
@@ -17,7 +16,7 @@ import (
 // newServeCommand holds small servers for pods of examples.
 func newServeCommand(s IO) *cobra.Command {
 	cmd := &cobra.Command{Use: "serve", Short: "Run a small server, for examples and tests", Args: cobra.NoArgs}
-	cmd.AddCommand(newServeHTTPCommand(s), newServeEchoCommand(s), newServeProberCommand(s))
+	cmd.AddCommand(newServeHTTPCommand(s), newServeEchoCommand(s), newServeTalkCommand(s), newServeDNSCommand(s), newServeProberCommand(s))
 	return cmd
 }
 
@@ -30,13 +29,9 @@ func newServeHTTPCommand(s IO) *cobra.Command {
 		Long: `Answer HTTP requests with who asked whom, as JSON. ?bytes=N answers with N bytes,
 ?delay=DURATION after a while, ?status=CODE with that code; /healthz with "ok".`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if name == "" {
-				host, err := os.Hostname()
-				if err != nil {
-					return fmt.Errorf("find the host name: %w", err)
-				}
-				name = host
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if name, err = nameOr(name); err != nil {
+				return err
 			}
 			return serve.HTTP(cmd.Context(), port, name, s.Out)
 		},
@@ -60,7 +55,7 @@ func newServeEchoCommand(s IO) *cobra.Command {
 
 func newGetCommand(s IO) *cobra.Command {
 	var cfg serve.GetConfig
-	var quiet bool
+	var quiet, byServer bool
 	cmd := &cobra.Command{
 		Use:   "get URL",
 		Short: "Ask a URL, once or often; any failed request gives exit code 1",
@@ -81,6 +76,9 @@ func newGetCommand(s IO) *cobra.Command {
 			if cfg.Count != 1 {
 				fmt.Fprintln(s.Out, sum)
 			}
+			if byServer {
+				fmt.Fprintf(s.Out, "answered by %s\n", servers(sum.Servers))
+			}
 			if sum.Failed > 0 {
 				return fmt.Errorf("%d of %d requests failed, the first with: %w", sum.Failed, sum.Requests, sum.First)
 			}
@@ -93,6 +91,10 @@ func newGetCommand(s IO) *cobra.Command {
 	cmd.Flags().IntVar(&cfg.Concurrency, "concurrency", 1, "requests at the same time")
 	cmd.Flags().BoolVar(&cfg.KeepAlive, "keepalive", false, "each of the concurrent requests keeps its connection")
 	cmd.Flags().Int64Var(&cfg.Upload, "upload", 0, "bytes to send with each request, by POST")
+	cmd.Flags().Float64Var(&cfg.Rate, "rate", 0, "begin so many requests each second, whatever becomes of earlier ones")
+	cmd.Flags().DurationVar(&cfg.Duration, "duration", 0, "begin no request after this time (default none)")
+	cmd.Flags().IntVar(&cfg.SourcePort, "source-port", 0, "port of the client; its connections end by a reset (default any)")
+	cmd.Flags().BoolVar(&byServer, "servers", false, "print how many answers each server gave")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print only the summary and what failed")
 	return cmd
 }

@@ -22,9 +22,9 @@ func Echo(ctx context.Context, port int, log io.Writer) error {
 	}
 	defer listener.Close()
 	port = listener.Addr().(*net.TCPAddr).Port
-	packets, err := net.ListenPacket("udp", net.JoinHostPort("", strconv.Itoa(port)))
+	packets, err := listenPacket(port)
 	if err != nil {
-		return fmt.Errorf("listen by UDP: %w", err)
+		return err
 	}
 	defer packets.Close()
 	fmt.Fprintf(log, "echo on port %d by TCP and UDP\n", port)
@@ -40,6 +40,14 @@ func Echo(ctx context.Context, port int, log io.Writer) error {
 		return err
 	}
 	return nil
+}
+
+func listenPacket(port int) (net.PacketConn, error) {
+	packets, err := net.ListenPacket("udp", net.JoinHostPort("", strconv.Itoa(port)))
+	if err != nil {
+		return nil, fmt.Errorf("listen by UDP: %w", err)
+	}
+	return packets, nil
 }
 
 func echoTCP(listener net.Listener) error {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -14,6 +15,9 @@ import (
 
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
+
+// maxRate is the most requests a second.
+const maxRate = 100000
 
 // GetConfig says how to ask a URL.
 type GetConfig struct {
@@ -23,6 +27,14 @@ type GetConfig struct {
 	Timeout     time.Duration // of one request
 	Concurrency int           // workers; at least 1
 	KeepAlive   bool          // each worker keeps its connection
+	// Rate, where it is more than 0, begins that many requests each second,
+	// whatever becomes of earlier ones, instead of the workers.
+	Rate float64
+	// Duration begins no request after it; 0 is without end.
+	Duration time.Duration
+	// SourcePort is the client's, whose connections end by a reset, so that it
+	// is free again; 0 is any free one.
+	SourcePort int
 	Upload      int64         // bytes to send with each request, by POST; 0 is GET
 }
 
@@ -37,6 +49,16 @@ func (c GetConfig) Validate() error {
 		return fmt.Errorf("timeout %s: want more than 0s", c.Timeout)
 	case c.Upload < 0 || c.Upload > MaxBody:
 		return fmt.Errorf("upload %d: want 0 to %d", c.Upload, MaxBody)
+	case c.Rate < 0 || c.Rate > maxRate:
+		return fmt.Errorf("rate %g: want 0 to %d", c.Rate, maxRate)
+	case c.Rate > 0 && (c.KeepAlive || c.Concurrency > 1 || c.Interval > 0):
+		return errors.New("rate: want no keepalive, concurrency and interval beside it")
+	case c.Duration < 0:
+		return fmt.Errorf("duration %s: want 0s or more", c.Duration)
+	case c.SourcePort < 0 || c.SourcePort > 65535:
+		return fmt.Errorf("source port %d: want 0 to 65535", c.SourcePort)
+	case c.SourcePort > 0 && (c.Rate > 0 || c.Concurrency > 1):
+		return errors.New("source port: want one request at a time")
 	case c.Concurrency < 1:
 		return fmt.Errorf("concurrency %d: want 1 or more", c.Concurrency)
 	}
@@ -48,6 +70,8 @@ type Summary struct {
 	Requests int
 	Failed   int
 	First    error // the first failure
+	// Servers is how many answers each server gave, by its header Server.
+	Servers map[string]int
 	Latency  *hdrhistogram.Histogram
 	Elapsed  time.Duration
 }
@@ -63,6 +87,7 @@ func (s *Summary) String() string {
 type getter struct {
 	cfg  GetConfig
 	left atomic.Int64
+	end  time.Time // zero: none
 
 	mu  sync.Mutex
 	sum Summary // protected by mu
@@ -74,10 +99,18 @@ func Get(ctx context.Context, cfg GetConfig, each func(status string, body []byt
 	g := &getter{cfg: cfg}
 	g.left.Store(int64(cfg.Count))
 	g.sum.Latency = hdrhistogram.New(1, time.Hour.Microseconds(), 3)
+	g.sum.Servers = map[string]int{}
 	began := time.Now()
+	if cfg.Duration > 0 {
+		g.end = began.Add(cfg.Duration)
+	}
 	var wg sync.WaitGroup
-	for range cfg.Concurrency {
-		wg.Go(func() { g.work(ctx, each) })
+	if cfg.Rate > 0 {
+		g.pace(ctx, &wg, each)
+	} else {
+		for range cfg.Concurrency {
+			wg.Go(func() { g.work(ctx, each) })
+		}
 	}
 	wg.Wait()
 	g.sum.Elapsed = time.Since(began)
@@ -87,13 +120,10 @@ func Get(ctx context.Context, cfg GetConfig, each func(status string, body []byt
 func (g *getter) work(ctx context.Context, each func(string, []byte)) {
 	client, stop := g.client(ctx)
 	defer stop()
-	for g.cfg.Count == 0 || g.left.Add(-1) >= 0 {
-		began := time.Now()
-		status, body, err := g.once(ctx, client)
-		if ctx.Err() != nil {
+	for g.more() {
+		if !g.ask(ctx, client, each) {
 			return
 		}
-		g.record(status, body, err, time.Since(began), each)
 		if g.cfg.Interval == 0 {
 			continue
 		}
@@ -105,23 +135,68 @@ func (g *getter) work(ctx context.Context, each func(string, []byte)) {
 	}
 }
 
+// pace begins requests at a fixed rate.
+func (g *getter) pace(ctx context.Context, wg *sync.WaitGroup, each func(string, []byte)) {
+	client, stop := g.client(ctx)
+	defer stop()
+	began := time.Now()
+	for n := 0; g.more(); n++ {
+		at := began.Add(time.Duration(float64(n) / g.cfg.Rate * float64(time.Second)))
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(time.Until(at)):
+		}
+		wg.Go(func() { g.ask(ctx, client, each) })
+	}
+}
+
+// more tells whether another request is to begin.
+func (g *getter) more() bool {
+	if !g.end.IsZero() && time.Now().After(g.end) {
+		return false
+	}
+	return g.cfg.Count == 0 || g.left.Add(-1) >= 0
+}
+
+// ask makes one request; false is one that ctx interrupted.
+func (g *getter) ask(ctx context.Context, client *http.Client, each func(string, []byte)) bool {
+	began := time.Now()
+	status, server, body, err := g.once(ctx, client)
+	if ctx.Err() != nil {
+		return false
+	}
+	g.record(status, server, body, err, time.Since(began), each)
+	return true
+}
+
 // client is a worker's own.
 func (g *getter) client(ctx context.Context) (client *http.Client, stop func()) {
 	if g.cfg.KeepAlive {
 		return keptClient(ctx, g.cfg.Timeout)
 	}
 	transport := &http.Transport{DisableKeepAlives: true}
+	if g.cfg.SourcePort > 0 {
+		d := dialerFrom(g.cfg.SourcePort, false)
+		transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := d.DialContext(ctx, network, address)
+			if tcp, ok := conn.(*net.TCPConn); ok && err == nil {
+				err = tcp.SetLinger(0)
+			}
+			return conn, err
+		}
+	}
 	return &http.Client{Transport: transport, Timeout: g.cfg.Timeout}, transport.CloseIdleConnections
 }
 
-func (g *getter) once(ctx context.Context, client *http.Client) (status string, body []byte, err error) {
+func (g *getter) once(ctx context.Context, client *http.Client) (status, server string, body []byte, err error) {
 	req, err := g.request(ctx)
 	if err != nil {
-		return "", nil, err
+		return "", "", nil, err
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return "", nil, err
+		return "", "", nil, err
 	}
 	defer resp.Body.Close()
 	// The beginning is for people; the rest only has to arrive.
@@ -132,7 +207,7 @@ func (g *getter) once(ctx context.Context, client *http.Client) (status string, 
 	if err == nil && resp.StatusCode >= 400 {
 		err = errors.New(resp.Status)
 	}
-	return resp.Status, body, err
+	return resp.Status, resp.Header.Get("Server"), body, err
 }
 
 func (g *getter) request(ctx context.Context) (*http.Request, error) {
@@ -147,7 +222,7 @@ func (g *getter) request(ctx context.Context) (*http.Request, error) {
 	return req, nil
 }
 
-func (g *getter) record(status string, body []byte, err error, took time.Duration, each func(string, []byte)) {
+func (g *getter) record(status, server string, body []byte, err error, took time.Duration, each func(string, []byte)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.sum.Requests++
@@ -157,6 +232,7 @@ func (g *getter) record(status string, body []byte, err error, took time.Duratio
 			g.sum.First = err
 		}
 	} else {
+		g.sum.Servers[server]++
 		g.sum.Latency.RecordValue(max(took.Microseconds(), 1)) // an hour is not reached: Timeout
 	}
 	if status != "" {
