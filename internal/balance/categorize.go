@@ -58,21 +58,21 @@ func choose(out []Backend, of []target, want func(target) bool) []Backend {
 // has one and one of these is for this node. The Service's trafficDistribution
 // is not looked at: the EndpointSlice controller turned it into hints.
 func byHints(of []target, node Node) func(target) bool {
-	any, allNodes, allZones, forNode, forZone := false, true, true, false, false
+	some, allNodes, allZones, forNode, forZone := false, true, true, false, false
 	for _, t := range of {
 		if !t.ready() {
 			continue
 		}
-		any = true
+		some = true
 		allNodes = allNodes && t.hints != nil && len(t.hints.ForNodes) > 0
 		allZones = allZones && t.hints != nil && len(t.hints.ForZones) > 0
 		forNode = forNode || t.forNode(node.Name)
 		forZone = forZone || t.forZone(node.Zone)
 	}
 	switch {
-	case any && allNodes && forNode:
+	case some && allNodes && forNode:
 		return func(t target) bool { return t.ready() && t.forNode(node.Name) }
-	case any && allZones && forZone:
+	case some && allZones && forZone:
 		return func(t target) bool { return t.ready() && t.forZone(node.Zone) }
 	}
 	return target.ready

@@ -5,6 +5,7 @@ package balance
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -278,6 +279,11 @@ func TestFrontends(t *testing.T) {
 				external: 10.244.1.2:8080`,
 		},
 		{
+			name: "addresses of the node in any form", service: service(balancer()),
+			node: &Node{Name: "node1", IPs: []netip.Addr{{}, netip.MustParseAddr("::ffff:172.30.0.1"), netip.MustParseAddr("172.30.0.1"), netip.MustParseAddr("::ffff:172.30.0.2")}},
+			want: "shop/web:/TCP\nClusterIP 10.96.0.10:80\nNodePort 172.30.0.1:30080\nNodePort 172.30.0.2:30080\ninternal:\ncluster:\nexternal:\n",
+		},
+		{
 			name: "ipMode Proxy, host names and loadBalancerIP are no frontends",
 			service: service(balancer("203.0.113.9", "203.0.113.10", ""), func(s *state.Service) {
 				s.Spec.Ports[0].NodePort = 0
@@ -502,6 +508,7 @@ func TestHints(t *testing.T) {
 		{name: "several zones", service: service(), slices: inSlice("10.244.1.2 - zone=b zone=a", "10.244.2.2 - zone=a"), want: all},
 		{name: "one without hints", service: service(), slices: inSlice("10.244.1.2 - zone=a", "10.244.2.2 -"), want: all},
 		{name: "none for our zone", service: service(), slices: inSlice("10.244.1.2 - zone=b", "10.244.2.2 - zone=c"), want: all},
+		{name: "hints for no zone", service: service(), slices: inSlice("10.244.1.2 - zone=", "10.244.2.2 - zone=b"), node: &Node{Name: "node1"}, want: all},
 		{name: "the node has no zone", service: service(), slices: zones, node: &Node{Name: "node1"}, want: all},
 		{
 			name: "one that is not ready needs no hint", service: service(),
@@ -610,6 +617,34 @@ func TestSlices(t *testing.T) {
 	})
 }
 
+// TestTwins has endpoints of one address that differ in what Kubernetes does not
+// say which counts: it must be the same one in each order.
+func TestTwins(t *testing.T) {
+	with := func(line, zone, pod string) *state.Endpoint {
+		e := ep("10.244.1.2 " + line)
+		e.Zone, e.TargetRef = &zone, &corev1.ObjectReference{Kind: "Pod", Name: pod}
+		return slice("web-1", ":8080", e, ep("10.244.1.3 - zone=b"))
+	}
+	for _, tt := range []struct {
+		name  string
+		twins []*state.Endpoint
+	}{
+		{"pod", []*state.Endpoint{with("-", "a", "web-0"), with("-", "a", "web-1")}},
+		{"zone", []*state.Endpoint{with("-", "a", "web-0"), with("-", "b", "web-0")}},
+		{"node", []*state.Endpoint{with("node2", "a", "web-0"), with("node3", "a", "web-0")}},
+		{"zone hints", []*state.Endpoint{with("- zone=a", "a", "web-0"), with("- zone=b", "a", "web-0")}},
+		{"no hints", []*state.Endpoint{with("- zone=a", "a", "web-0"), with("-", "a", "web-0")}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			one, _ := Compute(Input{Service: service(), Node: here, Slices: tt.twins})
+			other, _ := Compute(Input{Service: service(), Node: here, Slices: []*state.Endpoint{tt.twins[1], tt.twins[0]}})
+			if !reflect.DeepEqual(one, other) {
+				t.Errorf("the backends are %v and %v", one[0].Internal, other[0].Internal)
+			}
+		})
+	}
+}
+
 func TestAffinity(t *testing.T) {
 	clientIP := func(seconds *int32) *state.Service {
 		return service(spec(func(s *corev1.ServiceSpec) {
@@ -662,8 +697,11 @@ func TestSourceRanges(t *testing.T) {
 			problems: []string{`Service shop/web: spec.loadBalancerSourceRanges[1]: "10.0.0.1": want a CIDR`},
 		},
 		{
-			name: "only bad ones: nobody is let in", service: ranges("x"), want: head + "internal:",
-			problems: []string{`Service shop/web: spec.loadBalancerSourceRanges[0]: "x": want a CIDR`},
+			name: "only bad ones: nobody is let in", service: ranges("x", "::ffff:10.0.0.0/104"), want: head + "internal:",
+			problems: []string{
+				`Service shop/web: spec.loadBalancerSourceRanges[0]: "x": want a CIDR`,
+				`Service shop/web: spec.loadBalancerSourceRanges[1]: "::ffff:10.0.0.0/104": want a CIDR`,
+			},
 		},
 	})
 }
@@ -678,6 +716,10 @@ func TestHealthCheck(t *testing.T) {
 	run(t, []ruleTest{
 		{
 			name: "none with policy Cluster", service: service(balancer(), health), want: head + "internal:",
+		},
+		{
+			name: "none for another type", service: service(balancer(), health, externalPolicyLocal, spec(func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeNodePort })),
+			want: head + "internal:\nlocal",
 		},
 		{
 			name: "ready and local ones count", service: service(balancer(), health, externalPolicyLocal),

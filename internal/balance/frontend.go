@@ -76,9 +76,9 @@ func clusterIPs(spec *corev1.ServiceSpec) []string {
 	return spec.ClusterIPs
 }
 
-// frontendsOf returns the frontends of one port, in order. Of those with the
-// same address and port, the first in the order of address's cases stays: a
-// LoadBalancer wins over an ExternalIP for it may have source ranges.
+// frontendsOf returns the frontends of one port, in order. Of several with the
+// same address and port the first that is added stays: a LoadBalancer wins over
+// an ExternalIP, for it may have source ranges.
 func (c *computation) frontendsOf(a *addresses, port *corev1.ServicePort) []Frontend {
 	number, nodePort := uint16(port.Port), uint16(0)
 	reachable := c.in.Service.Spec.Type == corev1.ServiceTypeNodePort || c.in.Service.Spec.Type == corev1.ServiceTypeLoadBalancer
