@@ -37,6 +37,7 @@ func New(s IO) *cobra.Command {
 	root.AddCommand(newTableCommand(s))
 	root.AddCommand(newObserveCommand(s))
 	root.AddCommand(newPolicyCommand(s))
+	root.AddCommand(newServiceCommand(s), newDenyCommand(s))
 	root.AddCommand(newCheckCommand(s, probe.Run))
 	root.AddCommand(newVersionCommand(s))
 	root.AddCommand(newBenchCommand(s))
