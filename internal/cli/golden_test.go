@@ -120,6 +120,11 @@ func nodeState() *weftv1.StatusResponse {
 		Maps:       []*weftv1.MapFill{{Name: "conntrack", Entries: 1234, MaxEntries: 262144}},
 		Forwarded:  []*weftv1.Counter{{Name: "same-node", Packets: 100, Bytes: 6000}},
 		Events:     &weftv1.Events{Generated: 1200, Lost: 200, Received: 1000, ReportedLost: 199},
+		Services: &weftv1.ServicesStatus{
+			Services: 3, Ports: 4, Frontends: 9, Backends: 5, Changed: &timestamppb.Timestamp{Seconds: 1770000100}, SyncSeconds: 0.00123,
+			MaglevTables: 2, MaglevBytes: 262144, External: "snat", Xdp: "XDP native on eth0", Denied: 1, Flows: 17, Cut: 2,
+			Problems: []string{`Service shop/db: spec.ports[1].protocol: "SCTP": want TCP or UDP: this kernel has no SCTP`},
+		},
 		Generation: 7, SourceErrors: []string{"pod.yaml: document 2: spec.containers: want at least one"},
 	}
 }

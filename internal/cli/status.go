@@ -21,8 +21,8 @@ func newStatusCommand(s IO) *cobra.Command {
 		Use:   "status",
 		Short: "Show what the agent on this node is doing",
 		Long: `Show what the agent on this node is doing: its components, the pods it has
-wired, the programs it has attached, how full its maps are, and what it has
-forwarded and dropped, by reason.`,
+wired, the programs it has attached, the Services in force, how full its maps
+are, and what it has forwarded and dropped, by reason.`,
 		Example: `  weft status
   weft status -o json | jq '.drops[] | select(.packets > 100)'
   weft lab node exec node1 -- weft status`,
@@ -65,6 +65,26 @@ type nodeStatus struct {
 	Drops        []counterStatus   `json:"drops"`
 	Forwarded    []counterStatus   `json:"forwarded"`
 	Events       *eventStatus      `json:"events,omitempty"`
+	Services     *servicesStatus   `json:"services,omitempty"`
+}
+
+// servicesStatus is as weftv1.ServicesStatus.
+type servicesStatus struct {
+	Services     uint32     `json:"services"`
+	Ports        uint32     `json:"ports"`
+	Frontends    uint32     `json:"frontends"`
+	Backends     uint32     `json:"backends"`
+	Problems     []string   `json:"problems"`
+	Error        string     `json:"error,omitempty"` // why the last change is not in force
+	Changed      *time.Time `json:"changed"`
+	SyncSeconds  float64    `json:"syncSeconds"`
+	MaglevTables uint32     `json:"maglevTables"`
+	MaglevBytes  uint64     `json:"maglevBytes"`
+	External     string     `json:"external"` // snat or dsr
+	Edge         string     `json:"edge"`     // what sees packets from outside first
+	Denied       uint32     `json:"denied"`
+	Flows        uint64     `json:"flows"`
+	Cut          uint64     `json:"cut"` // sockets whose backend had gone
 }
 
 // eventStatus is as weftv1.Events.
@@ -133,6 +153,35 @@ func toNodeStatus(r *weftv1.StatusResponse) *nodeStatus {
 		Drops:     each(r.Drops, toCounter),
 		Forwarded: each(r.Forwarded, toCounter),
 		Events:    toEvents(r.Events),
+		Services:  toServicesStatus(r.Services),
+	}
+}
+
+func toServicesStatus(r *weftv1.ServicesStatus) *servicesStatus {
+	if r == nil {
+		return nil
+	}
+	return &servicesStatus{
+		Services: r.Services, Ports: r.Ports, Frontends: r.Frontends, Backends: r.Backends,
+		Problems: append([]string{}, r.Problems...), Error: r.Error, Changed: toTime(r.Changed), SyncSeconds: r.SyncSeconds,
+		MaglevTables: r.MaglevTables, MaglevBytes: r.MaglevBytes, External: r.External, Edge: r.Xdp,
+		Denied: r.Denied, Flows: r.Flows, Cut: r.Cut,
+	}
+}
+
+// head says what is in force, in lines.
+func (v *servicesStatus) head() [][]string {
+	last := fmt.Sprintf("the last change took %s", time.Duration(v.SyncSeconds*float64(time.Second)).Round(10*time.Microsecond))
+	switch {
+	case v.Error != "":
+		last = "the last change is NOT in force: " + v.Error
+	case v.Changed == nil:
+		last = "nothing is in force yet"
+	}
+	return [][]string{
+		{"Services", fmt.Sprintf("%d with %s and %s; %s", v.Services, plural(uint64(v.Frontends), "frontend"), plural(uint64(v.Backends), "backend"), last)},
+		{"Outside", fmt.Sprintf("%s, %s to other nodes, %s of Maglev in %d KiB, %s, %s denied", v.Edge, v.External,
+			plural(uint64(v.MaglevTables), "table"), v.MaglevBytes>>10, plural(v.Flows, "translated connection"), plural(uint64(v.Denied), "network"))},
 	}
 }
 
@@ -177,14 +226,13 @@ func printStatus(w io.Writer, st *nodeStatus) error {
 	if e := st.Events; e != nil {
 		head = append(head, []string{"Events", fmt.Sprintf("%d made, %d without room in the ring; %d received and %d reported as lost since the start", e.Generated, e.Lost, e.Received, e.ReportedLost)})
 	}
-	var c columns
-	for _, row := range head {
-		c.fit(row)
+	if st.Services != nil {
+		head = append(head, st.Services.head()...)
 	}
-	for _, row := range head {
-		if err := c.write(w, row); err != nil {
-			return err
-		}
+	p := printer{w: w}
+	p.list(head)
+	if p.err != nil {
+		return p.err
 	}
 	for _, part := range sections(st) {
 		if len(part.rows) == 0 {
@@ -222,6 +270,9 @@ func sections(st *nodeStatus) []section {
 	}
 	if len(st.SourceErrors) > 0 {
 		parts = append(parts, section{"Refused manifests", []string{"WHY"}, each(st.SourceErrors, func(e string) []string { return []string{e} })})
+	}
+	if st.Services != nil && len(st.Services.Problems) > 0 {
+		parts = append(parts, section{"Problems of services", []string{"WHAT"}, each(st.Services.Problems, func(e string) []string { return []string{e} })})
 	}
 	return parts
 }

@@ -17,6 +17,7 @@ func TestHandler(t *testing.T) {
 		Maps:       []*weftv1.MapFill{{Name: "policy", Entries: 3, MaxEntries: 9}},
 		Events:     &weftv1.Events{Generated: 11, Lost: 4},
 		Drops:      []*weftv1.Counter{{Name: "policy", Packets: 5, Bytes: 300}},
+		Services:   &weftv1.ServicesStatus{Services: 2, Frontends: 5, Backends: 3, Problems: []string{"x"}, Error: "full", SyncSeconds: 0.5, MaglevBytes: 2008, Flows: 6, Cut: 1},
 		Forwarded:  []*weftv1.Counter{{Name: "local-pod", Packets: 2, Bytes: 120}},
 	}
 	w := httptest.NewRecorder()
@@ -36,6 +37,14 @@ func TestHandler(t *testing.T) {
 		`weft_events_total 11`,
 		`weft_events_lost_total 4`,
 		`weft_pods 1`,
+		`weft_services 2`,
+		`weft_service_backends 3`,
+		`weft_service_problems 1`,
+		`weft_services_in_force 0`,
+		`weft_services_sync_seconds 0.5`,
+		`weft_maglev_bytes 2008`,
+		`weft_service_flows 6`,
+		`weft_service_sockets_cut_total 1`,
 	} {
 		if !strings.Contains(w.Body.String(), want+"\n") {
 			t.Errorf("no line %q", want)
