@@ -50,7 +50,7 @@ func printLabStatus(w io.Writer, st *api.Status) error {
 		{[]string{"NODE", "IPS", "POD CIDRS", "AGENT", "READY", "RESTARTS", "MESSAGE"}, nodeRows(st.Nodes)},
 		{[]string{"DEPLOYMENT", "READY", "PODS"}, deploymentRows(st.Deployments)},
 		{[]string{"POD", "NODE", "IPS", "PHASE", "READY", "RESTARTS", "MESSAGE"}, podRows(st.Pods)},
-		{[]string{"SERVICE", "TYPE", "IPS", "PORTS", "ENDPOINTS"}, serviceRows(st.Services)},
+		{[]string{"SERVICE", "TYPE", "IPS", "PORTS", "ENDPOINTS", "EXTERNAL"}, serviceRows(st.Services)},
 	}
 	for _, t := range tables {
 		if len(t.rows) == 0 {
@@ -93,7 +93,7 @@ func podRows(pods []api.Pod) (rows [][]string) {
 
 func serviceRows(services []api.Service) (rows [][]string) {
 	for _, s := range services {
-		rows = append(rows, []string{s.Namespace + "/" + s.Name, s.Type, strings.Join(s.IPs, ","), strings.Join(s.Ports, ","), strconv.Itoa(s.Endpoints)})
+		rows = append(rows, []string{s.Namespace + "/" + s.Name, s.Type, strings.Join(s.IPs, ","), strings.Join(s.Ports, ","), strconv.Itoa(s.Endpoints), strings.Join(s.External, ",")})
 	}
 	return rows
 }

@@ -122,8 +122,9 @@ type Service struct {
 	Name      string   `json:"name"`
 	Type      string   `json:"type"`
 	IPs       []string `json:"ips"`
-	Ports     []string `json:"ports"`
-	Endpoints int      `json:"endpoints"` // ready pods
+	External  []string `json:"external,omitempty"` // external IPs and those of load balancers
+	Ports     []string `json:"ports"`              // PORT/PROTOCOL, PORT:NODEPORT/PROTOCOL
+	Endpoints int      `json:"endpoints"`          // ready pods
 }
 
 // Target is the answer to PathTarget: a container and how to get into it.

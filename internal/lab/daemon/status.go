@@ -3,6 +3,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
@@ -148,8 +149,16 @@ func readyEndpoints(objects []model.Object) map[string]int {
 
 func serviceStatus(svc *corev1.Service, endpoints int) api.Service {
 	s := api.Service{Namespace: svc.Namespace, Name: svc.Name, Type: string(svc.Spec.Type), IPs: svc.Spec.ClusterIPs, Endpoints: endpoints, Ports: []string{}}
+	s.External = slices.Clone(svc.Spec.ExternalIPs)
+	for _, in := range svc.Status.LoadBalancer.Ingress {
+		s.External = append(s.External, cmp.Or(in.IP, in.Hostname))
+	}
 	for _, p := range svc.Spec.Ports {
-		s.Ports = append(s.Ports, fmt.Sprintf("%d/%s", p.Port, p.Protocol))
+		port := fmt.Sprint(p.Port)
+		if p.NodePort != 0 {
+			port += fmt.Sprintf(":%d", p.NodePort)
+		}
+		s.Ports = append(s.Ports, port+"/"+string(p.Protocol))
 	}
 	return s
 }

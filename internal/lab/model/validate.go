@@ -112,7 +112,7 @@ func (c *Cluster) validatePodSpec(k *checker, at string, s *corev1.PodSpec) {
 		k.fail(at+".nodeName", s.NodeName, "there is no such node: want one of %s", c.nodeNames())
 	}
 	if len(c.candidates(s)) == 0 && s.NodeName == "" {
-		k.fail(at+".nodeSelector", labels.Set(s.NodeSelector).String(), "no node has these labels: nodes have %s=NAME, with NAME one of %s", corev1.LabelHostname, c.nodeNames())
+		k.fail(at+".nodeSelector", labels.Set(s.NodeSelector).String(), "no node has these labels: nodes have %s=NAME, with NAME one of %s, and what Node manifests give them", corev1.LabelHostname, c.nodeNames())
 	}
 	for i := range s.InitContainers {
 		field := fmt.Sprintf("%s.initContainers[%d]", at, i)

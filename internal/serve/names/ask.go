@@ -48,16 +48,22 @@ func Ask(ctx context.Context, cfg AskConfig) ([]string, error) {
 	if len(conf.Servers) == 0 {
 		return nil, fmt.Errorf("%s names no server", cfg.ResolvConf)
 	}
-	var last error
+	var none error
 	for _, name := range candidates {
 		records, err := askAll(ctx, cfg, conf.Servers, name, qtype)
-		if len(records) > 0 {
+		switch {
+		case err == nil:
 			return records, nil
+		case !errors.Is(err, errNone): // nobody answers: for the rest neither
+			return nil, err
 		}
-		last = errors.Join(last, err)
+		none = errors.Join(none, err)
 	}
-	return nil, last
+	return nil, none
 }
+
+// errNone is an answer without records.
+var errNone = errors.New("no such record")
 
 // askAll asks one server after the other until one answers.
 func askAll(ctx context.Context, cfg AskConfig, servers []string, name string, qtype uint16) ([]string, error) {
@@ -73,7 +79,7 @@ func askAll(ctx context.Context, cfg AskConfig, servers []string, name string, q
 		case m.Rcode == dns.RcodeServerFailure || m.Rcode == dns.RcodeRefused:
 			errs = errors.Join(errs, fmt.Errorf("ask %s for %s: %s", server, name, dns.RcodeToString[m.Rcode]))
 		case len(m.Answer) == 0:
-			return nil, fmt.Errorf("%s has no record %s: %s", name, dns.Type(qtype), dns.RcodeToString[m.Rcode])
+			return nil, fmt.Errorf("%s %s: %w: %s", name, dns.Type(qtype), errNone, dns.RcodeToString[m.Rcode])
 		default:
 			var records []string
 			for _, rr := range m.Answer {

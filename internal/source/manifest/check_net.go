@@ -40,6 +40,19 @@ func checkService(p *problems, s *corev1.Service) {
 	if spec.Type == corev1.ServiceTypeExternalName {
 		p.text(path.Child("externalName"), spec.ExternalName, validation.IsDNS1123Subdomain)
 	}
+	for i, in := range s.Status.LoadBalancer.Ingress {
+		checkIngress(p, field.NewPath("status", "loadBalancer", "ingress").Index(i), in)
+	}
+}
+
+// checkIngress checks an address of a load balancer.
+func checkIngress(p *problems, path *field.Path, in corev1.LoadBalancerIngress) {
+	if in.IP != "" {
+		checkAddr(p, path.Child("ip"), in.IP)
+	}
+	if in.IPMode != nil {
+		oneOf(p, path.Child("ipMode"), *in.IPMode, corev1.LoadBalancerIPModeVIP, corev1.LoadBalancerIPModeProxy)
+	}
 }
 
 func serviceDefaults(spec *corev1.ServiceSpec) {

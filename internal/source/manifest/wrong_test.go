@@ -151,6 +151,10 @@ var wrong = []struct {
 	{"bad cluster IP", service(`{clusterIP: ten, ports: [{port: 80}]}`), []string{
 		`f.yaml, document 0, spec.clusterIPs[0]: "ten": want an IPv4 or IPv6 address`,
 	}},
+	{"bad address of a load balancer", service(`{type: LoadBalancer, ports: [{port: 80}]}`) + "status: {loadBalancer: {ingress: [{ip: ten, ipMode: Way}]}}\n", []string{
+		`f.yaml, document 0, status.loadBalancer.ingress[0].ip: "ten": want an IPv4 or IPv6 address`,
+		`f.yaml, document 0, status.loadBalancer.ingress[0].ipMode: "Way": want one of VIP, Proxy`,
+	}},
 	{"nodePort of a ClusterIP service", service(`{ports: [{port: 80, nodePort: 30000}]}`), []string{
 		"f.yaml, document 0, spec.ports[0].nodePort: 30000: want no nodePort in a Service of type ClusterIP",
 	}},
