@@ -18,6 +18,7 @@
 #include "lib/icmp.h"
 #include "lib/masquerade.h"
 #include "lib/service.h"
+#include "lib/socket.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -30,4 +31,5 @@ const enum ipcache_flag *unused_ipcache_flag __attribute__((unused));
 const enum event_type *unused_event_type __attribute__((unused));
 const enum service_flag *unused_service_flag __attribute__((unused));
 const enum service_flow_flag *unused_service_flow_flag __attribute__((unused));
+const enum socket_count *unused_socket_count __attribute__((unused));
 const enum direction *unused_direction __attribute__((unused));

@@ -8,7 +8,7 @@ struct service_key {
 	struct addr addr;
 	__be16 port;
 	__u8 protocol;
-	__u8 pad;
+	__u8 pad[5];
 };
 
 /* Backends that clients of one kind choose from; count 0: none is there. */

@@ -354,8 +354,7 @@ type KernelServiceKey struct {
 	Addr     KernelAddr
 	Port     uint16
 	Protocol uint8
-	Pad      uint8
-	_        [4]byte
+	Pad      [5]uint8
 }
 
 type KernelServiceSocket struct {
@@ -368,6 +367,35 @@ type KernelSlotKey struct {
 	_    structs.HostLayout
 	Set  uint32
 	Slot uint32
+}
+
+type KernelSocketCount uint32
+
+const (
+	KernelSocketCountSOCKET_NO_BACKEND KernelSocketCount = 0
+	KernelSocketCountSOCKET_NO_MEMORY  KernelSocketCount = 1
+	KernelSocketCountSOCKET_UNTRACKED  KernelSocketCount = 2
+	KernelSocketCountSOCKET_BIND       KernelSocketCount = 3
+	KernelSocketCountSOCKET_COUNT_MAX  KernelSocketCount = 4
+)
+
+type KernelSocketService struct {
+	_           structs.HostLayout
+	Service     KernelAddr
+	Backend     KernelAddr
+	ServicePort uint16
+	BackendPort uint16
+	ServiceId   uint32
+	BackendId   uint32
+	Used        uint32
+	Reserved    [4]uint32
+}
+
+type KernelSocketServices struct {
+	_        structs.HostLayout
+	Seen     [8]KernelSocketService
+	Clock    uint32
+	Reserved [3]uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -393,6 +421,9 @@ const (
 	KernelMapWeftServiceSockets    = "weft_service_sockets"
 	KernelMapWeftServices          = "weft_services"
 	KernelMapWeftSlots             = "weft_slots"
+	KernelMapWeftSocketCounts      = "weft_socket_counts"
+	KernelMapWeftSocketPeer        = "weft_socket_peer"
+	KernelMapWeftSocketServices    = "weft_socket_services"
 	KernelMapWeftSourceRanges      = "weft_source_ranges"
 	KernelVarCtMaxPerPod           = "ct_max_per_pod"
 	KernelVarCtOther               = "ct_other"
@@ -423,6 +454,7 @@ const (
 	KernelVarUnusedReason          = "unused_reason"
 	KernelVarUnusedServiceFlag     = "unused_service_flag"
 	KernelVarUnusedServiceFlowFlag = "unused_service_flow_flag"
+	KernelVarUnusedSocketCount     = "unused_socket_count"
 	KernelVarUplinkIfindex         = "uplink_ifindex"
 	KernelVarUplinkMtu             = "uplink_mtu"
 )
@@ -494,6 +526,9 @@ type KernelMapSpecs struct {
 	WeftServiceSockets *ebpf.MapSpec `ebpf:"weft_service_sockets"`
 	WeftServices       *ebpf.MapSpec `ebpf:"weft_services"`
 	WeftSlots          *ebpf.MapSpec `ebpf:"weft_slots"`
+	WeftSocketCounts   *ebpf.MapSpec `ebpf:"weft_socket_counts"`
+	WeftSocketPeer     *ebpf.MapSpec `ebpf:"weft_socket_peer"`
+	WeftSocketServices *ebpf.MapSpec `ebpf:"weft_socket_services"`
 	WeftSourceRanges   *ebpf.MapSpec `ebpf:"weft_source_ranges"`
 }
 
@@ -530,6 +565,7 @@ type KernelVariableSpecs struct {
 	UnusedReason          *ebpf.VariableSpec `ebpf:"unused_reason"`
 	UnusedServiceFlag     *ebpf.VariableSpec `ebpf:"unused_service_flag"`
 	UnusedServiceFlowFlag *ebpf.VariableSpec `ebpf:"unused_service_flow_flag"`
+	UnusedSocketCount     *ebpf.VariableSpec `ebpf:"unused_socket_count"`
 	UplinkIfindex         *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
 	UplinkMtu             *ebpf.VariableSpec `ebpf:"uplink_mtu"`
 }
@@ -573,6 +609,9 @@ type KernelMaps struct {
 	WeftServiceSockets *ebpf.Map `ebpf:"weft_service_sockets"`
 	WeftServices       *ebpf.Map `ebpf:"weft_services"`
 	WeftSlots          *ebpf.Map `ebpf:"weft_slots"`
+	WeftSocketCounts   *ebpf.Map `ebpf:"weft_socket_counts"`
+	WeftSocketPeer     *ebpf.Map `ebpf:"weft_socket_peer"`
+	WeftSocketServices *ebpf.Map `ebpf:"weft_socket_services"`
 	WeftSourceRanges   *ebpf.Map `ebpf:"weft_source_ranges"`
 }
 
@@ -597,6 +636,9 @@ func (m *KernelMaps) Close() error {
 		m.WeftServiceSockets,
 		m.WeftServices,
 		m.WeftSlots,
+		m.WeftSocketCounts,
+		m.WeftSocketPeer,
+		m.WeftSocketServices,
 		m.WeftSourceRanges,
 	)
 }
@@ -634,6 +676,7 @@ type KernelVariables struct {
 	UnusedReason          *ebpf.Variable `ebpf:"unused_reason"`
 	UnusedServiceFlag     *ebpf.Variable `ebpf:"unused_service_flag"`
 	UnusedServiceFlowFlag *ebpf.Variable `ebpf:"unused_service_flow_flag"`
+	UnusedSocketCount     *ebpf.Variable `ebpf:"unused_socket_count"`
 	UplinkIfindex         *ebpf.Variable `ebpf:"uplink_ifindex"`
 	UplinkMtu             *ebpf.Variable `ebpf:"uplink_mtu"`
 }

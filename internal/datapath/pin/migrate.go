@@ -40,7 +40,8 @@ func sameLayout(old *ebpf.Map, spec *ebpf.MapSpec) (bool, error) {
 		old.MaxEntries() != spec.MaxEntries {
 		return false, nil
 	}
-	if spec.Key == nil || spec.Value == nil {
+	// Nobody can copy the memory of sockets: new fields of it take reserved bytes.
+	if spec.Key == nil || spec.Value == nil || spec.Type == ebpf.SkStorage {
 		return true, nil
 	}
 	from, err := mapTypes(old)
@@ -132,7 +133,8 @@ func moves(old *btf.Spec, t btf.Type, oldSize, newSize uint32) ([]fieldMove, err
 }
 
 // migrate makes the new map aside, copies what the old one holds and swaps the
-// two pins. The ring buffer has no entries: it starts anew.
+// two pins. The ring buffer has no entries, and those of sockets can be reached
+// by their owners only: these start anew.
 func migrate(name string, old *ebpf.Map, spec *ebpf.MapSpec, path string) (_ *migration, err error) {
 	mig, err := newMigration(name, old, spec, path)
 	if err != nil {
@@ -205,7 +207,7 @@ func newMigration(name string, old *ebpf.Map, spec *ebpf.MapSpec, path string) (
 // smaller and full, the rest is left behind.
 func (g *migration) copy() error {
 	switch g.to.Type() {
-	case ebpf.RingBuf:
+	case ebpf.RingBuf, ebpf.SkStorage:
 		return nil
 	case ebpf.PerCPUArray:
 		return g.copyPerCPU()

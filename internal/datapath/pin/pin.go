@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I../../../bpf/include -I../../../bpf" -type event -type reason -type ct_flag -type ipcache_flag -type event_type -type direction -type policy_verdict -type service_flag -type service_flow_flag Kernel ../../../bpf/maps.bpf.c
+//go:generate go tool bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel -cflags "-O2 -g -mcpu=v3 -Wall -Werror -I../../../bpf/include -I../../../bpf" -type event -type reason -type ct_flag -type ipcache_flag -type event_type -type direction -type policy_verdict -type service_flag -type service_flow_flag -type socket_count Kernel ../../../bpf/maps.bpf.c
 
 // mapPrefix is in front of the names of all shared maps; their pins lack it.
 const mapPrefix = "weft_"
