@@ -228,6 +228,8 @@ func (t *trace) where() {
 	switch {
 	case !t.client.near:
 		t.out.Where, t.out.WhereWhy = t.edge()
+	case t.protocol == corev1.ProtocolSCTP:
+		t.out.Where, t.out.WhereWhy = "pod", "packet by packet, as all SCTP"
 	case t.ranges() != nil:
 		t.out.Where, t.out.WhereWhy = "pod", "packet by packet, for who may connect depends on the packet's source address"
 	default:
