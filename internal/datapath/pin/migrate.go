@@ -211,6 +211,8 @@ func (g *migration) copy() error {
 		return nil
 	case ebpf.PerCPUArray:
 		return g.copyPerCPU()
+	case ebpf.HashOfMaps:
+		return copyInner(g.from, g.to)
 	}
 	err := walkRaw(g.from, func(key, value []byte) error {
 		k, v := apply(g.key, key, g.to.KeySize()), apply(g.value, value, g.to.ValueSize())
