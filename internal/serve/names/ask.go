@@ -54,8 +54,8 @@ func Ask(ctx context.Context, cfg AskConfig) ([]string, error) {
 		switch {
 		case err == nil:
 			return records, nil
-		case !errors.Is(err, errNone): // nobody answers: for the rest neither
-			return nil, err
+		case !errors.Is(err, errNone): // nobody answers: not for the rest either
+			return nil, errors.Join(none, err)
 		}
 		none = errors.Join(none, err)
 	}
