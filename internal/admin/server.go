@@ -97,6 +97,9 @@ type Providers struct {
 	// Edge names what sees packets from outside first: "XDP native on eth0", or
 	// "tcx on eth0" where there is no XDP. Nil is "tcx".
 	Edge func() string
+	// Cookie returns the number of a network namespace by its path, and of the
+	// node's own by ""; (*netdev.Net).Cookie does. Nil: not known.
+	Cookie func(netns string) (uint64, error)
 	// Metrics answers /metrics of the health server; nil for none.
 	Metrics http.Handler
 	// WaitApplied is nil for an agent without a manifest folder.

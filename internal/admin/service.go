@@ -30,9 +30,6 @@ type Services interface {
 	// Kernel reads what the kernel has of a service port; ID is 0 where it has
 	// nothing.
 	Kernel(balance.Name) (KernelService, error)
-	// Client returns the number by which the programs at the socket know a pod
-	// of this node, NAMESPACE/NAME, or the processes of the node itself, "".
-	Client(pod string) (uint64, bool)
 	// Dump prints the kernel's maps as text.
 	Dump() (string, error)
 	Status() ServicesStatus
@@ -62,7 +59,7 @@ type KernelBackend struct {
 // Affinity keeps a client with a backend.
 type Affinity struct {
 	Client  netip.Addr // invalid for one that is known by its Number
-	Number  uint64     // see Services.Client
+	Number  uint64     // of the network namespace of clients at the socket
 	Backend uint32
 	Left    time.Duration // unless it connects again; not negative
 }

@@ -67,10 +67,6 @@ func (f *fakeServices) Problems() []balance.Problem {
 
 func (f *fakeServices) Kernel(n balance.Name) (KernelService, error) { return f.kernel[n], f.err }
 
-func (f *fakeServices) Client(pod string) (uint64, bool) {
-	return map[string]uint64{"": 1, "shop/client": 77}[pod], pod == "" || pod == "shop/client"
-}
-
 func (f *fakeServices) Dump() (string, error) { return "services\n", f.err }
 
 func (f *fakeServices) Status() ServicesStatus { return f.status }
@@ -115,7 +111,7 @@ func serviceWorld(t *testing.T) (Providers, *fakeServices) {
 		p.Tables.Services.Insert(txn, row)
 	}
 	p.Tables.Endpoints.Insert(txn, slice)
-	p.Tables.Pods.Insert(txn, &state.Pod{ContainerID: "c", Namespace: "shop", Name: "client", IPs: []netip.Addr{ip("10.244.1.9")}})
+	p.Tables.Pods.Insert(txn, &state.Pod{ContainerID: "c", Namespace: "shop", Name: "client", Netns: "/client", IPs: []netip.Addr{ip("10.244.1.9")}})
 	for _, w := range []*state.Workload{
 		{Namespace: "shop", Name: "far", Node: "node2", IPs: []netip.Addr{ip("10.244.2.9")}},
 		{Namespace: "shop", Name: "new", Node: "node2"},
@@ -138,6 +134,12 @@ func serviceWorld(t *testing.T) (Providers, *fakeServices) {
 	}}
 	p.Node = "node1"
 	p.Services = func() (Services, error) { return f, nil }
+	p.Cookie = func(netns string) (uint64, error) {
+		if netns == "" {
+			return 1, nil
+		}
+		return 77, nil
+	}
 	p.Edge = func() string { return "XDP native on eth0" }
 	return p, f
 }

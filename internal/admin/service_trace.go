@@ -67,7 +67,7 @@ type serviceClient struct {
 	port    uint16 // 0: any
 	node    string // that it is on; empty for outside
 	near    bool   // on this node
-	process bool   // of the node: hostNetwork pods are
+	netns   string // of a pod of this node; empty: the node's
 }
 
 func (c *serviceClient) describe() *weftv1.TraceClient {
@@ -84,7 +84,7 @@ func (n *node) client(from string, v4 bool) (*serviceClient, error) {
 	case "outside":
 		return &serviceClient{kind: "outside"}, nil
 	case "node":
-		return &serviceClient{kind: "node", node: n.providers.Node, near: true, process: true}, nil
+		return &serviceClient{kind: "node", node: n.providers.Node, near: true}, nil
 	}
 	if a, err := netip.ParseAddrPort(from); err == nil {
 		return n.clientAt(a.Addr().Unmap(), a.Port(), v4)
@@ -96,7 +96,11 @@ func (n *node) client(from string, v4 bool) (*serviceClient, error) {
 	txn := tables.DB.ReadTxn()
 	for p := range tables.Pods.All(txn) {
 		if state.Key(p.Namespace, p.Name) == from {
-			return n.clientPod(from, n.providers.Node, p.IPs, v4)
+			c, err := n.clientPod(from, n.providers.Node, p.IPs, v4)
+			if err == nil {
+				c.netns = p.Netns
+			}
+			return c, err
 		}
 	}
 	w, _, ok := tables.Workloads.Get(txn, state.WorkloadByName.Query(from))
@@ -104,7 +108,7 @@ func (n *node) client(from string, v4 bool) (*serviceClient, error) {
 		return nil, status.Errorf(codes.NotFound, "no pod %q: want NAMESPACE/NAME, node, outside, or an address with or without a port", from)
 	}
 	if w.HostNetwork {
-		return &serviceClient{kind: "pod", pod: from, node: w.Node, near: w.Node == n.providers.Node, process: true}, nil
+		return &serviceClient{kind: "pod", pod: from, node: w.Node, near: w.Node == n.providers.Node}, nil
 	}
 	return n.clientPod(from, w.Node, w.IPs, v4)
 }
@@ -137,7 +141,7 @@ func (n *node) clientAt(a netip.Addr, port uint16, v4 bool) (*serviceClient, err
 	c := &serviceClient{kind: "outside", addr: a, port: port}
 	for p := range tables.Pods.All(txn) {
 		if slices.Contains(p.IPs, a) {
-			c.kind, c.pod, c.node, c.near = "pod", state.Key(p.Namespace, p.Name), n.providers.Node, true
+			c.kind, c.pod, c.node, c.near, c.netns = "pod", state.Key(p.Namespace, p.Name), n.providers.Node, true, p.Netns
 			return c, nil
 		}
 	}
@@ -149,7 +153,7 @@ func (n *node) clientAt(a netip.Addr, port uint16, v4 bool) (*serviceClient, err
 	}
 	for row := range tables.Nodes.All(txn) {
 		if slices.Contains(row.IPs, a) {
-			c.kind, c.node, c.near, c.process = "node", row.Name, row.Name == n.providers.Node, true
+			c.kind, c.node, c.near = "node", row.Name, row.Name == n.providers.Node
 		}
 	}
 	return c, nil
@@ -323,12 +327,10 @@ func (t *trace) affinity() (Affinity, bool) {
 		return Affinity{}, false
 	}
 	number, known := uint64(0), false
-	if t.out.Where == "socket" {
-		pod := t.client.pod
-		if t.client.process {
-			pod = ""
-		}
-		number, known = t.services.Client(pod)
+	if cookie := t.node.providers.Cookie; cookie != nil && t.out.Where == "socket" {
+		var err error
+		number, err = cookie(t.client.netns)
+		known = err == nil
 	}
 	for _, a := range t.kernel.Affinity {
 		same := a.Client.IsValid() && a.Client == t.client.addr
