@@ -61,13 +61,13 @@ var serviceProtocols = map[corev1.Protocol]uint8{corev1.ProtocolTCP: 6, corev1.P
 
 // serviceClient is who connects.
 type serviceClient struct {
-	kind    string // "pod", "node" or "outside"
-	pod     string // NS/POD
-	addr    netip.Addr
-	port    uint16 // 0: any
-	node    string // that it is on; empty for outside
-	near    bool   // on this node
-	netns   string // of a pod of this node; empty: the node's
+	kind  string // "pod", "node" or "outside"
+	pod   string // NS/POD
+	addr  netip.Addr
+	port  uint16 // 0: any
+	node  string // that it is on; empty for outside
+	near  bool   // on this node
+	netns string // of a pod of this node; empty: the node's
 }
 
 func (c *serviceClient) describe() *weftv1.TraceClient {
