@@ -40,6 +40,9 @@ func sameLayout(old *ebpf.Map, spec *ebpf.MapSpec) (bool, error) {
 		old.MaxEntries() != spec.MaxEntries {
 		return false, nil
 	}
+	if spec.InnerMap != nil {
+		return sameInner(old, spec.InnerMap)
+	}
 	// Nobody can copy the memory of sockets: new fields of it take reserved bytes.
 	if spec.Key == nil || spec.Value == nil || spec.Type == ebpf.SkStorage {
 		return true, nil
