@@ -196,3 +196,41 @@ func TestGetAtARate(t *testing.T) {
 		t.Errorf("for 200 ms: %v: %v", sum, sum.First)
 	}
 }
+
+func TestGetConfigOfLoads(t *testing.T) {
+	good := GetConfig{URL: "http://a", Timeout: time.Second, Concurrency: 1}
+	for want, change := range map[string]func(*GetConfig){
+		"rate -1: want 0":            func(c *GetConfig) { c.Rate = -1 },
+		"rate: want no keepalive":    func(c *GetConfig) { c.Rate, c.KeepAlive = 10, true },
+		"duration -1s":               func(c *GetConfig) { c.Duration = -time.Second },
+		"source port 70000":          func(c *GetConfig) { c.SourcePort = 70000 },
+		"want one request at a time": func(c *GetConfig) { c.SourcePort, c.Concurrency = 4000, 2 },
+	} {
+		c := good
+		change(&c)
+		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %q", err, want)
+		}
+	}
+}
+
+// One port again and again reaches the server by a new connection each time.
+func TestGetFromOnePort(t *testing.T) {
+	srv := httptest.NewServer(Handler("me"))
+	defer srv.Close()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := free.Addr().(*net.TCPAddr).Port
+	free.Close()
+	want := fmt.Sprintf(`"client":"127.0.0.1:%d"`, port)
+	sum := Get(t.Context(), GetConfig{URL: srv.URL, Count: 5, Timeout: 5 * time.Second, Concurrency: 1, SourcePort: port}, func(_ string, body []byte) {
+		if !strings.Contains(string(body), want) {
+			t.Errorf("%s: want %s", body, want)
+		}
+	})
+	if sum.Failed != 0 || sum.Requests != 5 {
+		t.Errorf("%v: %v", sum, sum.First)
+	}
+}
