@@ -111,6 +111,7 @@ type Pod struct {
 	MAC         string       `json:"mac"`       // of the pod's side
 	HostMAC     string       `json:"hostMAC"`   // of the host side, what the pod sees as its gateway
 	Identity    uint64       `json:"identity"`
+	Netns       string       `json:"netns,omitempty"` // path of the pod's network namespace, as the CNI call gave it
 }
 
 // SourceError is what a source could not accept, kept until it is mended. File

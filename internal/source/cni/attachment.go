@@ -82,6 +82,7 @@ func (a *attachment) row() *state.Pod {
 		MAC:         podMAC.String(),
 		HostMAC:     hostMAC.String(),
 		Identity:    a.Identity,
+		Netns:       a.Netns,
 	}
 }
 

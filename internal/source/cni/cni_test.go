@@ -46,7 +46,7 @@ func TestAddCheckDel(t *testing.T) {
 	}
 	row, _ := a.row("c1")
 	id := identityOf("shop", map[string]string{"team": "a"}, "default", map[string]string{"app": "web"})
-	if row.Identity != id || row.Namespace != "shop" || row.Name != "web" || row.Interface != r.HostInterface || row.Ifindex == 0 || row.MAC != r.Mac || row.HostMAC != r.HostMac {
+	if row.Identity != id || row.Namespace != "shop" || row.Name != "web" || row.Interface != r.HostInterface || row.Ifindex == 0 || row.MAC != r.Mac || row.HostMAC != r.HostMac || row.Netns != pod.Path() {
 		t.Errorf("row %+v", row)
 	}
 	a.wantPods("c1")
