@@ -35,7 +35,7 @@ type GetConfig struct {
 	// SourcePort is the client's, whose connections end by a reset, so that it
 	// is free again; 0 is any free one.
 	SourcePort int
-	Upload      int64         // bytes to send with each request, by POST; 0 is GET
+	Upload     int64 // bytes to send with each request, by POST; 0 is GET
 }
 
 // Validate checks what users choose.
@@ -57,7 +57,7 @@ func (c GetConfig) Validate() error {
 		return fmt.Errorf("duration %s: want 0s or more", c.Duration)
 	case c.SourcePort < 0 || c.SourcePort > 65535:
 		return fmt.Errorf("source port %d: want 0 to 65535", c.SourcePort)
-	case c.SourcePort > 0 && (c.Rate > 0 || c.Concurrency > 1):
+	case c.SourcePort > 0 && (c.Rate > 0 || c.Concurrency > 1 || c.KeepAlive):
 		return errors.New("source port: want one request at a time")
 	case c.Concurrency < 1:
 		return fmt.Errorf("concurrency %d: want 1 or more", c.Concurrency)
@@ -72,8 +72,8 @@ type Summary struct {
 	First    error // the first failure
 	// Servers is how many answers each server gave, by its header Server.
 	Servers map[string]int
-	Latency  *hdrhistogram.Histogram
-	Elapsed  time.Duration
+	Latency *hdrhistogram.Histogram
+	Elapsed time.Duration
 }
 
 // String is one line with times in milliseconds.
@@ -162,6 +162,12 @@ func (g *getter) more() bool {
 // ask makes one request; false is one that ctx interrupted.
 func (g *getter) ask(ctx context.Context, client *http.Client, each func(string, []byte)) bool {
 	began := time.Now()
+	if g.cfg.SourcePort > 0 {
+		// Its connection is closed when the next one begins, not some time later.
+		var stop func()
+		client, stop = keptClient(ctx, g.cfg.Timeout, dialerFrom(g.cfg.SourcePort, false))
+		defer stop()
+	}
 	status, server, body, err := g.once(ctx, client)
 	if ctx.Err() != nil {
 		return false
@@ -173,19 +179,9 @@ func (g *getter) ask(ctx context.Context, client *http.Client, each func(string,
 // client is a worker's own.
 func (g *getter) client(ctx context.Context) (client *http.Client, stop func()) {
 	if g.cfg.KeepAlive {
-		return keptClient(ctx, g.cfg.Timeout)
+		return keptClient(ctx, g.cfg.Timeout, net.Dialer{})
 	}
 	transport := &http.Transport{DisableKeepAlives: true}
-	if g.cfg.SourcePort > 0 {
-		d := dialerFrom(g.cfg.SourcePort, false)
-		transport.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
-			conn, err := d.DialContext(ctx, network, address)
-			if tcp, ok := conn.(*net.TCPConn); ok && err == nil {
-				err = tcp.SetLinger(0)
-			}
-			return conn, err
-		}
-	}
 	return &http.Client{Transport: transport, Timeout: g.cfg.Timeout}, transport.CloseIdleConnections
 }
 

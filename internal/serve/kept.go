@@ -20,6 +20,7 @@ import (
 // whoever asks whether connections survive. A connection that failed is replaced
 // for the next request.
 type kept struct {
+	dialer net.Dialer // from one port, the connection ends by a reset
 	reader *bufio.Reader
 	ended  bool // the last body was read to its end, and the server goes on
 
@@ -42,6 +43,9 @@ func (k *kept) close() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.closed = true
+	if tcp, ok := k.conn.(*net.TCPConn); ok && k.dialer.LocalAddr != nil {
+		tcp.SetLinger(0)
+	}
 	if k.conn != nil {
 		k.conn.Close()
 	}
@@ -88,8 +92,7 @@ func (k *kept) connect(req *http.Request) (net.Conn, error) {
 	if port == "" {
 		port = "80"
 	}
-	var d net.Dialer
-	conn, err := d.DialContext(req.Context(), "tcp", net.JoinHostPort(req.URL.Hostname(), port))
+	conn, err := k.dialer.DialContext(req.Context(), "tcp", net.JoinHostPort(req.URL.Hostname(), port))
 	if err != nil {
 		return nil, err
 	}
@@ -119,7 +122,7 @@ func (b *keptBody) Read(p []byte) (int, error) {
 }
 
 // keptClient is a client with a connection of its own until ctx ends.
-func keptClient(ctx context.Context, timeout time.Duration) (client *http.Client, stop func()) {
-	k := &kept{}
+func keptClient(ctx context.Context, timeout time.Duration, d net.Dialer) (client *http.Client, stop func()) {
+	k := &kept{dialer: d}
 	return &http.Client{Transport: k, Timeout: timeout}, k.closeWith(ctx)
 }
