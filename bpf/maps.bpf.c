@@ -19,6 +19,7 @@
 #include "lib/masquerade.h"
 #include "lib/service.h"
 #include "lib/socket.h"
+#include "lib/deny.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

@@ -88,6 +88,18 @@ type KernelCtKey struct {
 	Pad      [3]uint8
 }
 
+type KernelDenyEntry struct {
+	_         structs.HostLayout
+	Counter   uint32
+	Prefixlen uint32
+}
+
+type KernelDenyKey struct {
+	_         structs.HostLayout
+	Prefixlen uint32
+	Addr      [4]uint32
+}
+
 type KernelDirection uint32
 
 const (
@@ -407,6 +419,8 @@ const (
 	KernelMapWeftCidr              = "weft_cidr"
 	KernelMapWeftConntrack         = "weft_conntrack"
 	KernelMapWeftCounters          = "weft_counters"
+	KernelMapWeftDenied            = "weft_denied"
+	KernelMapWeftDeny              = "weft_deny"
 	KernelMapWeftEndpoints         = "weft_endpoints"
 	KernelMapWeftEventCounts       = "weft_event_counts"
 	KernelMapWeftEvents            = "weft_events"
@@ -512,6 +526,8 @@ type KernelMapSpecs struct {
 	WeftCidr           *ebpf.MapSpec `ebpf:"weft_cidr"`
 	WeftConntrack      *ebpf.MapSpec `ebpf:"weft_conntrack"`
 	WeftCounters       *ebpf.MapSpec `ebpf:"weft_counters"`
+	WeftDenied         *ebpf.MapSpec `ebpf:"weft_denied"`
+	WeftDeny           *ebpf.MapSpec `ebpf:"weft_deny"`
 	WeftEndpoints      *ebpf.MapSpec `ebpf:"weft_endpoints"`
 	WeftEventCounts    *ebpf.MapSpec `ebpf:"weft_event_counts"`
 	WeftEvents         *ebpf.MapSpec `ebpf:"weft_events"`
@@ -595,6 +611,8 @@ type KernelMaps struct {
 	WeftCidr           *ebpf.Map `ebpf:"weft_cidr"`
 	WeftConntrack      *ebpf.Map `ebpf:"weft_conntrack"`
 	WeftCounters       *ebpf.Map `ebpf:"weft_counters"`
+	WeftDenied         *ebpf.Map `ebpf:"weft_denied"`
+	WeftDeny           *ebpf.Map `ebpf:"weft_deny"`
 	WeftEndpoints      *ebpf.Map `ebpf:"weft_endpoints"`
 	WeftEventCounts    *ebpf.Map `ebpf:"weft_event_counts"`
 	WeftEvents         *ebpf.Map `ebpf:"weft_events"`
@@ -622,6 +640,8 @@ func (m *KernelMaps) Close() error {
 		m.WeftCidr,
 		m.WeftConntrack,
 		m.WeftCounters,
+		m.WeftDenied,
+		m.WeftDeny,
 		m.WeftEndpoints,
 		m.WeftEventCounts,
 		m.WeftEvents,

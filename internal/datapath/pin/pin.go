@@ -41,6 +41,7 @@ type Sizes struct {
 	Ranges         int // loadBalancerSourceRanges; default 65536, about 88 bytes each
 	ServiceSockets int // connected UDP sockets; default 65536, about 64 bytes each
 	ServiceFlows   int // halves of connections translated as packets; default 262144, about 160 bytes each
+	Denied         int // networks on the deny list; default 16384, 16 bytes of each for each processor and about 64 when used
 	Fragments      int // datagrams in fragments; default 8192, about 96 bytes each
 	// Events is the size of the ring in bytes: a power of two of at least
 	// 256 KiB; default 4 MiB.
@@ -65,6 +66,8 @@ func (s Sizes) byMap() map[string]int {
 		"weft_source_ranges":   s.Ranges,
 		"weft_service_sockets": s.ServiceSockets,
 		"weft_service_flows":   s.ServiceFlows,
+		"weft_deny":            s.Denied,
+		"weft_denied":          s.Denied,
 		"weft_fragments":       s.Fragments,
 		"weft_events":          s.Events,
 	}
