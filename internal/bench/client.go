@@ -15,15 +15,17 @@ import (
 )
 
 // RunClient puts load on a server and reports. It takes the calling thread for
-// itself and is meant for a process that does nothing else. The report is
-// valid also with an error, which it names.
-func RunClient(load Load, to netip.AddrPort) (ClientReport, error) {
+// itself and is meant for a process that does nothing else. With services, the
+// connections of a CC go to them. The report is valid also with an error, which
+// it names.
+func RunClient(load Load, to netip.AddrPort, services *Services) (ClientReport, error) {
 	if err := load.validate(); err != nil {
 		return ClientReport{}, err
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	c := newClient(load, to)
+	c.services = services
 	err := c.run()
 	c.report.Answered = c.answered
 	c.report.Sent = c.sent
@@ -37,6 +39,7 @@ func RunClient(load Load, to netip.AddrPort) (ClientReport, error) {
 type client struct {
 	load             Load
 	to               netip.AddrPort
+	services         *Services
 	request          []byte
 	answer           []byte
 	hist             *hdrhistogram.Histogram // nanoseconds
@@ -60,8 +63,11 @@ const (
 
 func newClient(load Load, to netip.AddrPort) *client {
 	size := load.Bytes
-	if load.Mode == Stream {
+	switch load.Mode {
+	case Stream:
 		size = streamChunk
+	case CC:
+		size = 0
 	}
 	return &client{
 		load: load, to: to, request: make([]byte, size), answer: make([]byte, size),
@@ -71,7 +77,7 @@ func newClient(load Load, to netip.AddrPort) *client {
 
 func (c *client) run() error {
 	defer c.close()
-	if c.load.Mode != CRR {
+	if c.load.Mode != CRR && c.load.Mode != CC {
 		if err := c.connect(); err != nil {
 			return err
 		}
@@ -82,6 +88,8 @@ func (c *client) run() error {
 		return c.stream(c.fds[0])
 	case c.load.Mode == CRR:
 		return c.repeat(c.connectAndAsk)
+	case c.load.Mode == CC:
+		return c.connects()
 	case c.load.Rate > 0:
 		return c.openLoop()
 	case c.load.Connections > 1:

@@ -11,6 +11,7 @@ package bench
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -21,7 +22,10 @@ type Mode string
 const (
 	RR     Mode = "rr"     // request and response on open connections
 	CRR    Mode = "crr"    // connect, request, response, close; one at a time
+	CC     Mode = "cc"     // connect, close; one at a time; the latency is of connect(2) alone
 	Stream Mode = "stream" // one connection, as fast as it goes
+	// who has a server that answers with the address it was reached at, for probes.
+	who Mode = "who"
 )
 
 const (
@@ -36,9 +40,9 @@ const (
 // Load is what a generator does.
 type Load struct {
 	Mode Mode `json:"mode"`
-	// Bytes of a request, and of its response. Not of Stream.
+	// Bytes of a request, and of its response. Not of Stream and CC.
 	Bytes int `json:"bytes,omitempty"`
-	// Connections at once; 1 for CRR and Stream.
+	// Connections at once; 1 for CRR, CC and Stream.
 	Connections int `json:"connections"`
 	// Rate makes it an open loop: so many requests a second over all
 	// connections, latency counted from when each was due. 0 is a closed
@@ -53,6 +57,8 @@ func (l Load) Name() string {
 	switch {
 	case l.Mode == Stream:
 		return "stream"
+	case l.Mode == CC:
+		return "connect"
 	case l.Rate > 0:
 		return fmt.Sprintf("%s %d B × %d at %g/s", l.Mode, l.Bytes, l.Connections, l.Rate)
 	}
@@ -61,10 +67,10 @@ func (l Load) Name() string {
 
 func (l Load) validate() error {
 	var errs []error
-	if l.Mode != RR && l.Mode != CRR && l.Mode != Stream {
-		errs = append(errs, fmt.Errorf("mode %q: it is one of rr, crr, stream", l.Mode))
+	if !slices.Contains([]Mode{RR, CRR, CC, Stream, who}, l.Mode) {
+		errs = append(errs, fmt.Errorf("mode %q: it is one of rr, crr, cc, stream", l.Mode))
 	}
-	if l.Mode != Stream && (l.Bytes < 1 || l.Bytes > maxBytes) {
+	if (l.Mode == RR || l.Mode == CRR) && (l.Bytes < 1 || l.Bytes > maxBytes) {
 		errs = append(errs, fmt.Errorf("%d bytes: 1 to %d", l.Bytes, maxBytes))
 	}
 	if l.Connections < 1 || l.Connections > maxConnections {

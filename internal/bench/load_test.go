@@ -63,7 +63,7 @@ func overLoopback(t *testing.T, load Load) (ClientReport, ServerReport) {
 		report, err := s.Run()
 		served <- result{report, err}
 	}()
-	client, err := RunClient(load, s.Addr())
+	client, err := RunClient(load, s.Addr(), nil)
 	s.Stop()
 	server := <-served
 	if err != nil || server.err != nil {
@@ -79,7 +79,7 @@ func TestNobodyListens(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Close()
-	report, err := RunClient(load, s.Addr())
+	report, err := RunClient(load, s.Addr(), nil)
 	if err == nil || !strings.Contains(report.Error, "connect to "+s.Addr().String()) {
 		t.Errorf("error %v, in the report %q", err, report.Error)
 	}

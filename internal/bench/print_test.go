@@ -27,7 +27,7 @@ func resultOfTwo() *Result {
 		sampleOf("b", 1, 1000, 0.4), sampleOf("a", 1, 2000, 0.4),
 		sampleOf("a", 2, 4000, 0.6), sampleOf("b", 2, 1000, 0.4),
 	}
-	r.Cases[0].evaluate(r.Plan.Targets, 0.1)
+	r.Cases[0].evaluate(r.Plan, 0.1)
 	return r
 }
 

@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,8 @@ import (
 type Task struct {
 	Load    Load           `json:"load"`
 	Address netip.AddrPort `json:"address"`
+	// Services are what a client connects to instead of Address.
+	Services *Services `json:"services,omitempty"`
 	// CPU is the processor to stay on; negative is any.
 	CPU int `json:"cpu"`
 }
@@ -55,12 +58,14 @@ func process(role string, args []string, in io.Reader, out io.Writer) error {
 	}
 	switch role {
 	case "client":
-		report, err := RunClient(task.Load, task.Address)
+		report, err := RunClient(task.Load, task.Address, task.Services)
 		return errors.Join(err, json.NewEncoder(out).Encode(report))
 	case "server":
 		return processServer(task, in, out)
+	case "probe":
+		return processProbe(in, out)
 	}
-	return fmt.Errorf("role %q: client or server", role)
+	return fmt.Errorf("role %q: client, server or probe", role)
 }
 
 func processServer(task Task, in io.Reader, out io.Writer) error {
@@ -117,7 +122,12 @@ type child struct {
 }
 
 // start runs self with a role and a task in a network namespace.
-func start(ctx context.Context, self []string, role, netns string, task Task) (*child, error) {
+func start(ctx context.Context, self []string, role, netns string, task any) (*child, error) {
+	return startIn(ctx, self, role, netns, "", task)
+}
+
+// startIn starts it also in a cgroup; "" is the one of this process.
+func startIn(ctx context.Context, self []string, role, netns, cgroup string, task any) (*child, error) {
 	arg, err := json.Marshal(task)
 	if err != nil {
 		return nil, err
@@ -135,6 +145,14 @@ func start(ctx context.Context, self []string, role, netns string, task Task) (*
 		return nil, err
 	}
 	c.out = bufio.NewReader(out)
+	if cgroup != "" {
+		folder, err := os.Open(cgroup)
+		if err != nil {
+			return nil, fmt.Errorf("start %s in a cgroup: %w", role, err)
+		}
+		defer folder.Close()
+		c.cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(folder.Fd())}
+	}
 	if err := inNetNS(netns, c.cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s in %s: %w", role, netns, err)
 	}

@@ -31,16 +31,23 @@ type Target struct {
 	Server string     `json:"server"`
 	Addr   netip.Addr `json:"addr"` // of the server, as the client reaches it
 	Port   uint16     `json:"port"` // 0: the server takes a free one
+	// Services are what the client connects to instead of Addr.
+	Services *Services `json:"services,omitempty"`
+	// ClientCgroup is the cgroup2 folder that the client starts in; "" is the
+	// one of this process.
+	ClientCgroup string `json:"client_cgroup,omitempty"`
 	// Cgroups whose processor time is reported beside the machine's.
 	Cgroups []string `json:"cgroups,omitempty"`
 }
 
-// Plan is one run. Targets take turns within each round; the first one is
-// compared with each of the others.
+// Plan is one run. Targets take turns within each round.
 type Plan struct {
 	Title   string   `json:"title"`
 	Targets []Target `json:"targets"`
 	Loads   []Load   `json:"loads"`
+	// Compare are pairs of targets by name, the second the baseline of the
+	// first; without any, the first target is compared with each of the others.
+	Compare [][2]string `json:"compare,omitempty"`
 	// Rounds that count; one round of warming up goes before them.
 	Rounds int `json:"rounds"`
 	// Pin keeps the client on processor 0 and the server on 1.
@@ -152,7 +159,7 @@ type Summary struct {
 	CPU Spread `json:"cpu_us"`
 }
 
-// Comparison holds ratios of the first target to another, taken round by round.
+// Comparison holds ratios of a target to its baseline, taken round by round.
 type Comparison struct {
 	Target   string `json:"target"`
 	Baseline string `json:"baseline"`
@@ -184,7 +191,7 @@ func (p Plan) Run(ctx context.Context) (*Result, error) {
 	}
 	idle := spreadOf(r.Idle).Median
 	for i := range r.Cases {
-		r.Cases[i].evaluate(p.Targets, idle)
+		r.Cases[i].evaluate(p, idle)
 	}
 	return r, nil
 }
@@ -238,7 +245,7 @@ func (p Plan) sample(ctx context.Context, load Load, t Target) (Sample, error) {
 	if err != nil {
 		return s, fmt.Errorf("server: %w", err)
 	}
-	client, err := start(ctx, p.Self, "client", t.Client, Task{Load: load, Address: addr, CPU: clientCPU})
+	client, err := startIn(ctx, p.Self, "client", t.Client, t.ClientCgroup, Task{Load: load, Address: addr, CPU: clientCPU, Services: t.Services})
 	if err != nil {
 		server.kill()
 		return s, err
@@ -307,7 +314,7 @@ func cgroupsSince(before map[string]float64) (map[string]float64, error) {
 }
 
 // evaluate fills summaries and comparisons from the samples.
-func (c *CaseResult) evaluate(targets []Target, idle float64) {
+func (c *CaseResult) evaluate(p Plan, idle float64) {
 	unit := 1e6 // µs per request
 	if c.Load.Mode == Stream {
 		unit = 1e12 // µs per MB
@@ -326,21 +333,32 @@ func (c *CaseResult) evaluate(targets []Target, idle float64) {
 	p999 := func(s Sample) float64 { return s.latency(func(l Latency) float64 { return l.P999 }) }
 	highest := func(s Sample) float64 { return s.latency(func(l Latency) float64 { return l.Max }) }
 	cpu := func(s Sample) float64 { return s.cost(idle) * unit }
-	for i, t := range targets {
+	for _, t := range p.Targets {
 		spread := func(of func(Sample) float64) Spread { return spreadOf(quantity(t.Name, of)) }
 		c.Summaries = append(c.Summaries, Summary{
 			Target: t.Name, Rate: spread(Sample.rate), P50: spread(p50), P99: spread(p99), P999: spread(p999),
 			Max: spread(highest), CPU: spread(cpu),
 		})
-		if i == 0 {
-			continue
-		}
+	}
+	for _, pair := range p.pairs() {
 		ratio := func(of func(Sample) float64) Spread {
-			return spreadOf(ratios(quantity(targets[0].Name, of), quantity(t.Name, of)))
+			return spreadOf(ratios(quantity(pair[0], of), quantity(pair[1], of)))
 		}
 		c.Comparisons = append(c.Comparisons, Comparison{
-			Target: targets[0].Name, Baseline: t.Name,
+			Target: pair[0], Baseline: pair[1],
 			Rate: ratio(Sample.rate), P50: ratio(p50), P99: ratio(p99), CPU: ratio(cpu),
 		})
 	}
+}
+
+// pairs are the targets to compare.
+func (p Plan) pairs() [][2]string {
+	if len(p.Compare) > 0 {
+		return p.Compare
+	}
+	var out [][2]string
+	for _, t := range p.Targets[1:] {
+		out = append(out, [2]string{p.Targets[0].Name, t.Name})
+	}
+	return out
 }

@@ -34,8 +34,11 @@ func NewServer(load Load, on netip.AddrPort) (*Server, error) {
 		return nil, err
 	}
 	size := load.Bytes
-	if load.Mode == Stream {
+	switch load.Mode {
+	case Stream:
 		size = streamChunk
+	case CC, who:
+		size = 0
 	}
 	return &Server{load: load, listener: fd, addr: addr, buffer: make([]byte, size)}, nil
 }
@@ -50,7 +53,7 @@ func (s *Server) Stop() { s.stop.Store(true) }
 func (s *Server) Close() error { return unix.Close(s.listener) }
 
 // Run serves until all connections of the load were served and closed, or
-// until Stop (the only end of a CRR). It takes the calling thread for itself.
+// until Stop (the only end of a CRR and of a CC). It takes the calling thread for itself.
 func (s *Server) Run() (ServerReport, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -68,8 +71,11 @@ func (s *Server) Run() (ServerReport, error) {
 }
 
 func (s *Server) serve() error {
-	if s.load.Mode == CRR {
+	switch s.load.Mode {
+	case CRR, CC:
 		return s.serveEach()
+	case who:
+		return s.serveNames()
 	}
 	fds, err := s.acceptAll()
 	defer func() {
@@ -119,7 +125,11 @@ func (s *Server) serveEach() error {
 		if fd < 0 || err != nil {
 			return err
 		}
-		_, err = s.answer(fd)
+		if s.load.Mode == CC {
+			s.count()
+		} else {
+			_, err = s.answer(fd)
+		}
 		unix.Close(fd)
 		if err != nil {
 			return err

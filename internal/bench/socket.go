@@ -53,23 +53,33 @@ func sockaddr(ap netip.AddrPort) (unix.Sockaddr, int) {
 // dial connects within patience and returns a blocking socket that sends
 // small writes at once and gives up a read after tick.
 func dial(to netip.AddrPort) (fd int, err error) {
-	sa, family := sockaddr(to)
-	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	fd, sa, err := dialer(to)
 	if err != nil {
-		return -1, fmt.Errorf("socket: %w", err)
+		return -1, err
 	}
 	defer func() {
 		if err != nil {
 			unix.Close(fd)
 		}
 	}()
-	if err := setTimeout(fd, unix.SO_SNDTIMEO, patience); err != nil {
-		return -1, err
-	}
 	if err := connect(fd, sa); err != nil {
 		return -1, fmt.Errorf("connect to %s: %w", to, err)
 	}
 	return fd, prepare(fd)
+}
+
+// dialer returns a socket whose connect gives up after patience.
+func dialer(to netip.AddrPort) (fd int, sa unix.Sockaddr, err error) {
+	sa, family := sockaddr(to)
+	fd, err = unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, nil, fmt.Errorf("socket: %w", err)
+	}
+	if err := setTimeout(fd, unix.SO_SNDTIMEO, patience); err != nil {
+		unix.Close(fd)
+		return -1, nil, err
+	}
+	return fd, sa, nil
 }
 
 // connect blocks; a signal does not end it.
