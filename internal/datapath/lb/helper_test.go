@@ -337,6 +337,13 @@ func (s *socket) send() error {
 	return err
 }
 
+// outside calls open while this process is in the cgroup that it came from.
+func (f *fixture) outside(open func() *socket) (s *socket) {
+	f.Helper()
+	f.must(cgroup.Within(filepath.Dir(f.cgroup), f.cgroup, func() { s = open() }))
+	return s
+}
+
 // receive returns what a server said, and who it was as far as can be seen.
 func (s *socket) receive() (string, netip.AddrPort, error) {
 	buf := make([]byte, 64)

@@ -108,7 +108,7 @@ func (m *Maps) DetachCgroup(name string) error {
 // the hook, and Ifindex and Hook are not set. One whose cgroup has gone is left
 // out.
 func (m *Maps) CgroupAttachments() ([]Attached, error) {
-	entries, err := os.ReadDir(filepath.Dir(m.cgroupPath("")))
+	entries, err := os.ReadDir(m.cgroupPath(""))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

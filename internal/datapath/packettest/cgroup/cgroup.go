@@ -49,6 +49,15 @@ func Enter(t testing.TB) string {
 	return dir
 }
 
+// Within calls f while the test process is in another cgroup than its own.
+func Within(other, own string, f func()) error {
+	if err := move(other); err != nil {
+		return err
+	}
+	f()
+	return move(own)
+}
+
 // move moves this process into a cgroup.
 func move(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0); err != nil {
