@@ -143,6 +143,22 @@ var catalogue = []feature{
 			ebpf.AttachCgroupInet4GetPeername, ebpf.AttachCgroupInet6GetPeername),
 	},
 	{
+		group: groupSockets, name: "cgroup post_bind, sock_release", since: "5.9", option: "CONFIG_CGROUP_BPF",
+		use: "for ports of services on the node, and sockets that end", instead: "service addresses translated packet by packet",
+		probe: cgroupAttach(ebpf.CGroupSock,
+			ebpf.AttachCGroupInet4PostBind, ebpf.AttachCGroupInet6PostBind, ebpf.AttachCgroupInetSockRelease),
+	},
+	{
+		group: groupSockets, name: "errors and storage in cgroup connect", since: "5.18", option: "CONFIG_CGROUP_BPF",
+		use: "for refusing what has no backend, and for showing services as peers", instead: "service addresses translated packet by packet",
+		probe: helper(ebpf.CGroupSockAddr, asm.FnSetRetval, asm.FnSkStorageGet, asm.FnGetNetnsCookie),
+	},
+	{
+		group: groupSockets, name: "cutting UDP sockets", since: "4.9", option: "CONFIG_INET_DIAG_DESTROY",
+		use: "for clients of a backend that has gone", instead: "they wait until they connect again",
+		probe: func(s *site) error { return s.net.CutUDP() },
+	},
+	{
 		group: groupSockets, name: "cgroup sockops", since: "4.13", option: "CONFIG_CGROUP_BPF",
 		use: "for enrolling sockets at the handshake", instead: "no splicing: TCP carries all bytes",
 		probe: cgroupAttach(ebpf.SockOps, ebpf.AttachCGroupSockOps),
