@@ -20,6 +20,7 @@
 #include "lib/service.h"
 #include "lib/socket.h"
 #include "lib/deny.h"
+#include "lib/xdp_neighbor.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 

@@ -229,6 +229,12 @@ type KernelNatKey struct {
 	Pad        [3]uint8
 }
 
+type KernelNeighbor struct {
+	_   structs.HostLayout
+	Mac [6]uint8
+	Pad [2]uint8
+}
+
 type KernelPolicyEntry struct {
 	_            structs.HostLayout
 	AdminRank    uint32
@@ -353,12 +359,16 @@ type KernelServiceFlow struct {
 type KernelServiceFlowFlag uint32
 
 const (
-	KernelServiceFlowFlagFLOW_REPLY   KernelServiceFlowFlag = 1
-	KernelServiceFlowFlagFLOW_SNAT    KernelServiceFlowFlag = 2
-	KernelServiceFlowFlagFLOW_DSR     KernelServiceFlowFlag = 4
-	KernelServiceFlowFlagFLOW_HAIRPIN KernelServiceFlowFlag = 8
-	KernelServiceFlowFlagFLOW_FIN     KernelServiceFlowFlag = 16
-	KernelServiceFlowFlagFLOW_RST     KernelServiceFlowFlag = 32
+	KernelServiceFlowFlagFLOW_REPLY       KernelServiceFlowFlag = 1
+	KernelServiceFlowFlagFLOW_SNAT        KernelServiceFlowFlag = 2
+	KernelServiceFlowFlagFLOW_DSR         KernelServiceFlowFlag = 4
+	KernelServiceFlowFlagFLOW_HAIRPIN     KernelServiceFlowFlag = 8
+	KernelServiceFlowFlagFLOW_FIN         KernelServiceFlowFlag = 16
+	KernelServiceFlowFlagFLOW_RST         KernelServiceFlowFlag = 32
+	KernelServiceFlowFlagFLOW_FIN_BACK    KernelServiceFlowFlag = 64
+	KernelServiceFlowFlagFLOW_RST_BACK    KernelServiceFlowFlag = 128
+	KernelServiceFlowFlagFLOW_ANSWERED    KernelServiceFlowFlag = 256
+	KernelServiceFlowFlagFLOW_ESTABLISHED KernelServiceFlowFlag = 512
 )
 
 type KernelServiceKey struct {
@@ -429,6 +439,7 @@ const (
 	KernelMapWeftMaglev            = "weft_maglev"
 	KernelMapWeftMembers           = "weft_members"
 	KernelMapWeftNat               = "weft_nat"
+	KernelMapWeftNeighbors         = "weft_neighbors"
 	KernelMapWeftPolicy            = "weft_policy"
 	KernelMapWeftQuota             = "weft_quota"
 	KernelMapWeftServiceFlows      = "weft_service_flows"
@@ -536,6 +547,7 @@ type KernelMapSpecs struct {
 	WeftMaglev         *ebpf.MapSpec `ebpf:"weft_maglev"`
 	WeftMembers        *ebpf.MapSpec `ebpf:"weft_members"`
 	WeftNat            *ebpf.MapSpec `ebpf:"weft_nat"`
+	WeftNeighbors      *ebpf.MapSpec `ebpf:"weft_neighbors"`
 	WeftPolicy         *ebpf.MapSpec `ebpf:"weft_policy"`
 	WeftQuota          *ebpf.MapSpec `ebpf:"weft_quota"`
 	WeftServiceFlows   *ebpf.MapSpec `ebpf:"weft_service_flows"`
@@ -621,6 +633,7 @@ type KernelMaps struct {
 	WeftMaglev         *ebpf.Map `ebpf:"weft_maglev"`
 	WeftMembers        *ebpf.Map `ebpf:"weft_members"`
 	WeftNat            *ebpf.Map `ebpf:"weft_nat"`
+	WeftNeighbors      *ebpf.Map `ebpf:"weft_neighbors"`
 	WeftPolicy         *ebpf.Map `ebpf:"weft_policy"`
 	WeftQuota          *ebpf.Map `ebpf:"weft_quota"`
 	WeftServiceFlows   *ebpf.Map `ebpf:"weft_service_flows"`
@@ -650,6 +663,7 @@ func (m *KernelMaps) Close() error {
 		m.WeftMaglev,
 		m.WeftMembers,
 		m.WeftNat,
+		m.WeftNeighbors,
 		m.WeftPolicy,
 		m.WeftQuota,
 		m.WeftServiceFlows,

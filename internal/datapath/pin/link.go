@@ -26,6 +26,9 @@ type Attachment struct {
 }
 
 func hookName(h ebpf.AttachType) string {
+	if h == ebpf.AttachXDP {
+		return "XDP"
+	}
 	if h == ebpf.AttachTCXEgress {
 		return "egress"
 	}
@@ -88,6 +91,9 @@ func linkIfindex(l link.Link) int {
 	if tcx := info.TCX(); tcx != nil {
 		return int(tcx.Ifindex)
 	}
+	if xdp := info.XDP(); xdp != nil {
+		return int(xdp.Ifindex)
+	}
 	return 0
 }
 
@@ -107,7 +113,7 @@ func (m *Maps) Detach(device string) error {
 // Attached is a pinned link as it is in the kernel.
 type Attached struct {
 	Device    string
-	Hook      string // "ingress" or "egress"
+	Hook      string // "ingress", "egress", or as XDPMode.hook has it
 	Ifindex   int    // 0: the device has gone
 	LinkID    uint32 // the same for as long as the device is never without a program
 	ProgramID uint32

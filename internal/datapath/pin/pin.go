@@ -42,6 +42,7 @@ type Sizes struct {
 	ServiceSockets int // connected UDP sockets; default 65536, about 64 bytes each
 	ServiceFlows   int // halves of connections translated as packets; default 262144, about 160 bytes each
 	Denied         int // networks on the deny list; default 16384, 16 bytes of each for each processor and about 64 when used
+	Neighbors      int // nodes that XDP sends to; default 16384, about 64 bytes each when used
 	Fragments      int // datagrams in fragments; default 8192, about 96 bytes each
 	// Events is the size of the ring in bytes: a power of two of at least
 	// 256 KiB; default 4 MiB.
@@ -68,6 +69,7 @@ func (s Sizes) byMap() map[string]int {
 		"weft_service_flows":   s.ServiceFlows,
 		"weft_deny":            s.Denied,
 		"weft_denied":          s.Denied,
+		"weft_neighbors":       s.Neighbors,
 		"weft_fragments":       s.Fragments,
 		"weft_events":          s.Events,
 	}
