@@ -25,10 +25,10 @@ type UDPSocket struct {
 }
 
 // CutUDP cuts the given sockets that are in the node's network namespace or in
-// one of those at paths, as long as they are connected to the given peer: every
-// call on them fails once with ECONNABORTED, and they are connected to nothing
-// then. Other sockets, also with the same addresses, are left alone. A path
-// that is gone is passed over. It returns how many were cut, also with an
+// one of those at paths, as long as they are connected to the given peer: who
+// waits for data on one gets ECONNABORTED, and it is connected to nothing then
+// (send: EDESTADDRREQ). Other sockets, also with the same addresses, are left
+// alone. A path that is gone is passed over. It returns how many were cut, also with an
 // error, which is about the namespaces and sockets that it could not do.
 func (n *Net) CutUDP(paths []string, sockets []UDPSocket) (int, error) {
 	c := &cutter{want: map[uint64]netip.AddrPort{}}
