@@ -15,47 +15,117 @@
 #include "lib/fragment.h"
 #include "lib/policy.h"
 #include "lib/conntrack.h"
+#include "lib/service.h"
+#include "lib/flow.h"
+#include "lib/scratch.h"
 #include "lib/checksum.h"
 #include "lib/forward.h"
-#include "lib/service.h"
+#include "lib/tunnel.h"
+#include "lib/way.h"
+#include "lib/icmp.h"
+#include "lib/answer.h"
+#include "lib/masquerade.h"
+#include "lib/dsr.h"
+#include "lib/translate.h"
 #include "lib/deny.h"
 #include "lib/xdp_packet.h"
 #include "lib/xdp_neighbor.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-static __always_inline int translate(const struct frame *f, const struct packet *p, bool v4)
+/* The flow of a packet where it leads off this node again; flags of others have
+ * what only tcx does. */
+static __always_inline bool is_ours(const struct service_flow *f, const struct packet *p)
 {
-	struct flow_key key = {
-		.src = p->src,
-		.dst = p->dst,
-		.sport = p->sport,
-		.dport = p->dport,
-		.protocol = p->protocol,
-	};
-	struct service_flow *flow = bpf_map_lookup_elem(&weft_service_flows, &key);
-	struct neighbor *n;
-	__u16 *check;
-
-	if (!flow)
-		return XDP_PASS;
-	if (!(flow->flags & FLOW_SNAT) || flow->flags & FLOW_HAIRPIN)
-		return XDP_PASS;
-	check = xdp_check(f, p->protocol, v4);
-	if (!check || is_partial(f, p, v4, *check))
-		return XDP_PASS;
-	if (flow->flags & FLOW_REPLY) {
-		xdp_rewrite(f, p, flow, check, v4);
-		return xdp_send(f, flow->mac);
-	}
-	n = neighbor_to(&flow->dst, v4);
-	if (!n)
-		return XDP_PASS;
-	xdp_rewrite(f, p, flow, check, v4);
-	return xdp_send(f, n->mac);
+	if (f->flags & FLOW_HAIRPIN)
+		return false;
+	if (f->flags & FLOW_SNAT)
+		return true;
+	/* what carries no option of DSR; to_uplink has the answers */
+	return (f->flags & (FLOW_DSR | FLOW_REPLY)) == FLOW_DSR && p->protocol == IPPROTO_TCP &&
+	       !is_begin(p);
 }
 
-static __always_inline int handle(struct frame *f, bool v4)
+/* The backend was chosen, but the packet is left to tcx, which chooses again. */
+static __always_inline int unchoose(const struct translation *t)
+{
+	struct backend *b = bpf_map_lookup_elem(&weft_backends, &t->to.backend);
+
+	if (b)
+		__sync_fetch_and_add(&b->hits, -1);
+	return 0;
+}
+
+/* Makes the connection of a client outside, as tcx would, where its backend is
+ * on another node; false where it is left to tcx. */
+static SUBPROGRAM bool begin(struct xdp_md *ctx, const struct packet *p, bool stale, __u32 now)
+{
+	void *end = (void *)(long)ctx->data_end;
+	struct ethhdr *eth = (void *)(long)ctx->data;
+	struct scratch *s = new_scratch();
+	struct translation *t;
+
+	if (!p || !s || (void *)(eth + 1) > end)
+		return false;
+	t = &s->translation;
+	t->stale = stale;
+	flow_key_of(&t->key, p);
+	__builtin_memcpy(t->to.mac, eth->h_source, ETH_ALEN);
+	if (service_dsr || flow_choose(t, true, now) || !t->active)
+		return false;
+	if (!is_forged(p, false) && !far_source(t, p->v4, false) && t->to.flags & FLOW_SNAT &&
+	    neighbor_to(&t->to.dst, p->v4) && !flow_make(t, now))
+		return true;
+	unchoose(t);
+	return false;
+}
+
+/* The flow that p is of, made where it is the first. */
+static __always_inline struct service_flow *find(struct xdp_md *ctx, const struct packet *p,
+						 const struct flow_key *key, __u32 now)
+{
+	struct service_flow *f = bpf_map_lookup_elem(&weft_service_flows, key);
+	struct packet copy;
+
+	if (f && flow_holds(f, p, now))
+		return f;
+	copy = *p; /* so that *p itself need not be in memory */
+	if (!begin(ctx, &copy, f && !(f->flags & FLOW_REPLY), now))
+		return NULL;
+	return bpf_map_lookup_elem(&weft_service_flows, key);
+}
+
+static __always_inline int translate(struct xdp_md *ctx, const struct frame *f,
+				     const struct packet *p, bool v4)
+{
+	__u16 *check = xdp_check(f, p->protocol, v4);
+	__u32 now = now_seconds();
+	struct service_flow *flow;
+	struct neighbor *next;
+	struct flow_key key;
+	const __u8 *mac;
+
+	if (!check || is_partial(f, p, v4, *check))
+		return XDP_PASS;
+	flow_key_of(&key, p);
+	flow = find(ctx, p, &key, now);
+	if (!flow || !is_ours(flow, p))
+		return XDP_PASS;
+	mac = flow->mac;
+	if (!(flow->flags & FLOW_REPLY)) {
+		next = neighbor_to(&flow->dst, v4);
+		if (!next)
+			return XDP_PASS;
+		mac = next->mac;
+	} else if (!mac_is_known(mac)) {
+		return XDP_PASS;
+	}
+	flow_touch(&key, flow, p, now);
+	xdp_rewrite(f, p, flow, check, v4);
+	return xdp_send(f, mac);
+}
+
+static __always_inline int handle(struct xdp_md *ctx, struct frame *f, bool v4)
 {
 	struct packet p = {};
 
@@ -66,7 +136,7 @@ static __always_inline int handle(struct frame *f, bool v4)
 	if (tunnel_ifindex || f->len > uplink_mtu + ETH_HLEN || !xdp_parse_ip(f, &p) ||
 	    p.ttl <= 1 || !xdp_parse_l4(f, &p, v4))
 		return XDP_PASS;
-	return translate(f, &p, v4);
+	return translate(ctx, f, &p, v4);
 }
 
 /* Of the uplink; internal/datapath/xdp sets it. */
@@ -95,8 +165,8 @@ int from_wire(struct xdp_md *ctx)
 	if ((void *)(eth + 1) > f.end || !is_for_this_node(eth))
 		return XDP_PASS;
 	if (eth->h_proto == bpf_htons(ETH_P_IP))
-		return handle(&f, true);
+		return handle(ctx, &f, true);
 	if (eth->h_proto == bpf_htons(ETH_P_IPV6))
-		return handle(&f, false);
+		return handle(ctx, &f, false);
 	return XDP_PASS;
 }

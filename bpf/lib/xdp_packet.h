@@ -174,6 +174,11 @@ static __always_inline void xdp_rewrite(const struct frame *f, const struct pack
 	}
 }
 
+static __always_inline bool mac_is_known(const __u8 *mac)
+{
+	return mac[0] | mac[1] | mac[2] | mac[3] | mac[4] | mac[5];
+}
+
 /* Sends the frame back where it came from, to another machine. */
 static __always_inline int xdp_send(const struct frame *f, const __u8 *mac)
 {

@@ -16,49 +16,57 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	objectMapWeftAffinity       = "weft_affinity"
-	objectMapWeftBackends       = "weft_backends"
-	objectMapWeftCidr           = "weft_cidr"
-	objectMapWeftConntrack      = "weft_conntrack"
-	objectMapWeftCounters       = "weft_counters"
-	objectMapWeftDenied         = "weft_denied"
-	objectMapWeftDeny           = "weft_deny"
-	objectMapWeftEndpoints      = "weft_endpoints"
-	objectMapWeftEventCounts    = "weft_event_counts"
-	objectMapWeftEvents         = "weft_events"
-	objectMapWeftFragments      = "weft_fragments"
-	objectMapWeftIpcache        = "weft_ipcache"
-	objectMapWeftMaglev         = "weft_maglev"
-	objectMapWeftMembers        = "weft_members"
-	objectMapWeftNeighbors      = "weft_neighbors"
-	objectMapWeftPolicy         = "weft_policy"
-	objectMapWeftQuota          = "weft_quota"
-	objectMapWeftServiceFlows   = "weft_service_flows"
-	objectMapWeftServiceSockets = "weft_service_sockets"
-	objectMapWeftServices       = "weft_services"
-	objectMapWeftSlots          = "weft_slots"
-	objectMapWeftSourceRanges   = "weft_source_ranges"
-	objectProgFromWire          = "from_wire"
-	objectVarCtMaxPerPod        = "ct_max_per_pod"
-	objectVarCtOther            = "ct_other"
-	objectVarCtTcpClosing       = "ct_tcp_closing"
-	objectVarCtTcpEstablished   = "ct_tcp_established"
-	objectVarCtTcpSyn           = "ct_tcp_syn"
-	objectVarCtUdp              = "ct_udp"
-	objectVarCtUdpReplied       = "ct_udp_replied"
-	objectVarGatewayV4          = "gateway_v4"
-	objectVarGatewayV6          = "gateway_v6"
-	objectVarIpv6CsumFlag       = "ipv6_csum_flag"
-	objectVarKeepEstablished    = "keep_established"
-	objectVarNodeV4             = "node_v4"
-	objectVarNodeV6             = "node_v6"
-	objectVarReportInterval     = "report_interval"
-	objectVarTunnelIfindex      = "tunnel_ifindex"
-	objectVarTunnelMtu          = "tunnel_mtu"
-	objectVarTunnelPort         = "tunnel_port"
-	objectVarUplinkIfindex      = "uplink_ifindex"
-	objectVarUplinkMac          = "uplink_mac"
-	objectVarUplinkMtu          = "uplink_mtu"
+	objectMapScratchMap          = "scratch_map"
+	objectMapWeftAffinity        = "weft_affinity"
+	objectMapWeftBackends        = "weft_backends"
+	objectMapWeftCidr            = "weft_cidr"
+	objectMapWeftConntrack       = "weft_conntrack"
+	objectMapWeftCounters        = "weft_counters"
+	objectMapWeftDenied          = "weft_denied"
+	objectMapWeftDeny            = "weft_deny"
+	objectMapWeftEndpoints       = "weft_endpoints"
+	objectMapWeftEventCounts     = "weft_event_counts"
+	objectMapWeftEvents          = "weft_events"
+	objectMapWeftFragments       = "weft_fragments"
+	objectMapWeftIpcache         = "weft_ipcache"
+	objectMapWeftMaglev          = "weft_maglev"
+	objectMapWeftMembers         = "weft_members"
+	objectMapWeftNat             = "weft_nat"
+	objectMapWeftNeighbors       = "weft_neighbors"
+	objectMapWeftPolicy          = "weft_policy"
+	objectMapWeftQuota           = "weft_quota"
+	objectMapWeftServiceFlows    = "weft_service_flows"
+	objectMapWeftServiceSockets  = "weft_service_sockets"
+	objectMapWeftServices        = "weft_services"
+	objectMapWeftSlots           = "weft_slots"
+	objectMapWeftSourceRanges    = "weft_source_ranges"
+	objectProgFromWire           = "from_wire"
+	objectVarCtMaxPerPod         = "ct_max_per_pod"
+	objectVarCtOther             = "ct_other"
+	objectVarCtTcpClosing        = "ct_tcp_closing"
+	objectVarCtTcpEstablished    = "ct_tcp_established"
+	objectVarCtTcpSyn            = "ct_tcp_syn"
+	objectVarCtUdp               = "ct_udp"
+	objectVarCtUdpReplied        = "ct_udp_replied"
+	objectVarGatewayV4           = "gateway_v4"
+	objectVarGatewayV6           = "gateway_v6"
+	objectVarIpv6CsumFlag        = "ipv6_csum_flag"
+	objectVarKeepEstablished     = "keep_established"
+	objectVarMasqueradeEnabled   = "masquerade_enabled"
+	objectVarMasqueradeFirstPort = "masquerade_first_port"
+	objectVarMasqueradeLastPort  = "masquerade_last_port"
+	objectVarNodeV4              = "node_v4"
+	objectVarNodeV6              = "node_v6"
+	objectVarReportInterval      = "report_interval"
+	objectVarServiceDsr          = "service_dsr"
+	objectVarServiceFirstPort    = "service_first_port"
+	objectVarServiceLastPort     = "service_last_port"
+	objectVarTunnelIfindex       = "tunnel_ifindex"
+	objectVarTunnelMtu           = "tunnel_mtu"
+	objectVarTunnelPort          = "tunnel_port"
+	objectVarUplinkIfindex       = "uplink_ifindex"
+	objectVarUplinkMac           = "uplink_mac"
+	objectVarUplinkMtu           = "uplink_mtu"
 )
 
 // loadObject returns the embedded CollectionSpec for object.
@@ -110,6 +118,7 @@ type objectProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectMapSpecs struct {
+	ScratchMap         *ebpf.MapSpec `ebpf:"scratch_map"`
 	WeftAffinity       *ebpf.MapSpec `ebpf:"weft_affinity"`
 	WeftBackends       *ebpf.MapSpec `ebpf:"weft_backends"`
 	WeftCidr           *ebpf.MapSpec `ebpf:"weft_cidr"`
@@ -124,6 +133,7 @@ type objectMapSpecs struct {
 	WeftIpcache        *ebpf.MapSpec `ebpf:"weft_ipcache"`
 	WeftMaglev         *ebpf.MapSpec `ebpf:"weft_maglev"`
 	WeftMembers        *ebpf.MapSpec `ebpf:"weft_members"`
+	WeftNat            *ebpf.MapSpec `ebpf:"weft_nat"`
 	WeftNeighbors      *ebpf.MapSpec `ebpf:"weft_neighbors"`
 	WeftPolicy         *ebpf.MapSpec `ebpf:"weft_policy"`
 	WeftQuota          *ebpf.MapSpec `ebpf:"weft_quota"`
@@ -138,26 +148,32 @@ type objectMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectVariableSpecs struct {
-	CtMaxPerPod      *ebpf.VariableSpec `ebpf:"ct_max_per_pod"`
-	CtOther          *ebpf.VariableSpec `ebpf:"ct_other"`
-	CtTcpClosing     *ebpf.VariableSpec `ebpf:"ct_tcp_closing"`
-	CtTcpEstablished *ebpf.VariableSpec `ebpf:"ct_tcp_established"`
-	CtTcpSyn         *ebpf.VariableSpec `ebpf:"ct_tcp_syn"`
-	CtUdp            *ebpf.VariableSpec `ebpf:"ct_udp"`
-	CtUdpReplied     *ebpf.VariableSpec `ebpf:"ct_udp_replied"`
-	GatewayV4        *ebpf.VariableSpec `ebpf:"gateway_v4"`
-	GatewayV6        *ebpf.VariableSpec `ebpf:"gateway_v6"`
-	Ipv6CsumFlag     *ebpf.VariableSpec `ebpf:"ipv6_csum_flag"`
-	KeepEstablished  *ebpf.VariableSpec `ebpf:"keep_established"`
-	NodeV4           *ebpf.VariableSpec `ebpf:"node_v4"`
-	NodeV6           *ebpf.VariableSpec `ebpf:"node_v6"`
-	ReportInterval   *ebpf.VariableSpec `ebpf:"report_interval"`
-	TunnelIfindex    *ebpf.VariableSpec `ebpf:"tunnel_ifindex"`
-	TunnelMtu        *ebpf.VariableSpec `ebpf:"tunnel_mtu"`
-	TunnelPort       *ebpf.VariableSpec `ebpf:"tunnel_port"`
-	UplinkIfindex    *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
-	UplinkMac        *ebpf.VariableSpec `ebpf:"uplink_mac"`
-	UplinkMtu        *ebpf.VariableSpec `ebpf:"uplink_mtu"`
+	CtMaxPerPod         *ebpf.VariableSpec `ebpf:"ct_max_per_pod"`
+	CtOther             *ebpf.VariableSpec `ebpf:"ct_other"`
+	CtTcpClosing        *ebpf.VariableSpec `ebpf:"ct_tcp_closing"`
+	CtTcpEstablished    *ebpf.VariableSpec `ebpf:"ct_tcp_established"`
+	CtTcpSyn            *ebpf.VariableSpec `ebpf:"ct_tcp_syn"`
+	CtUdp               *ebpf.VariableSpec `ebpf:"ct_udp"`
+	CtUdpReplied        *ebpf.VariableSpec `ebpf:"ct_udp_replied"`
+	GatewayV4           *ebpf.VariableSpec `ebpf:"gateway_v4"`
+	GatewayV6           *ebpf.VariableSpec `ebpf:"gateway_v6"`
+	Ipv6CsumFlag        *ebpf.VariableSpec `ebpf:"ipv6_csum_flag"`
+	KeepEstablished     *ebpf.VariableSpec `ebpf:"keep_established"`
+	MasqueradeEnabled   *ebpf.VariableSpec `ebpf:"masquerade_enabled"`
+	MasqueradeFirstPort *ebpf.VariableSpec `ebpf:"masquerade_first_port"`
+	MasqueradeLastPort  *ebpf.VariableSpec `ebpf:"masquerade_last_port"`
+	NodeV4              *ebpf.VariableSpec `ebpf:"node_v4"`
+	NodeV6              *ebpf.VariableSpec `ebpf:"node_v6"`
+	ReportInterval      *ebpf.VariableSpec `ebpf:"report_interval"`
+	ServiceDsr          *ebpf.VariableSpec `ebpf:"service_dsr"`
+	ServiceFirstPort    *ebpf.VariableSpec `ebpf:"service_first_port"`
+	ServiceLastPort     *ebpf.VariableSpec `ebpf:"service_last_port"`
+	TunnelIfindex       *ebpf.VariableSpec `ebpf:"tunnel_ifindex"`
+	TunnelMtu           *ebpf.VariableSpec `ebpf:"tunnel_mtu"`
+	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
+	UplinkIfindex       *ebpf.VariableSpec `ebpf:"uplink_ifindex"`
+	UplinkMac           *ebpf.VariableSpec `ebpf:"uplink_mac"`
+	UplinkMtu           *ebpf.VariableSpec `ebpf:"uplink_mtu"`
 }
 
 // objectObjects contains all objects after they have been loaded into the kernel.
@@ -180,6 +196,7 @@ func (o *objectObjects) Close() error {
 //
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectMaps struct {
+	ScratchMap         *ebpf.Map `ebpf:"scratch_map"`
 	WeftAffinity       *ebpf.Map `ebpf:"weft_affinity"`
 	WeftBackends       *ebpf.Map `ebpf:"weft_backends"`
 	WeftCidr           *ebpf.Map `ebpf:"weft_cidr"`
@@ -194,6 +211,7 @@ type objectMaps struct {
 	WeftIpcache        *ebpf.Map `ebpf:"weft_ipcache"`
 	WeftMaglev         *ebpf.Map `ebpf:"weft_maglev"`
 	WeftMembers        *ebpf.Map `ebpf:"weft_members"`
+	WeftNat            *ebpf.Map `ebpf:"weft_nat"`
 	WeftNeighbors      *ebpf.Map `ebpf:"weft_neighbors"`
 	WeftPolicy         *ebpf.Map `ebpf:"weft_policy"`
 	WeftQuota          *ebpf.Map `ebpf:"weft_quota"`
@@ -206,6 +224,7 @@ type objectMaps struct {
 
 func (m *objectMaps) Close() error {
 	return _ObjectClose(
+		m.ScratchMap,
 		m.WeftAffinity,
 		m.WeftBackends,
 		m.WeftCidr,
@@ -220,6 +239,7 @@ func (m *objectMaps) Close() error {
 		m.WeftIpcache,
 		m.WeftMaglev,
 		m.WeftMembers,
+		m.WeftNat,
 		m.WeftNeighbors,
 		m.WeftPolicy,
 		m.WeftQuota,
@@ -235,26 +255,32 @@ func (m *objectMaps) Close() error {
 //
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectVariables struct {
-	CtMaxPerPod      *ebpf.Variable `ebpf:"ct_max_per_pod"`
-	CtOther          *ebpf.Variable `ebpf:"ct_other"`
-	CtTcpClosing     *ebpf.Variable `ebpf:"ct_tcp_closing"`
-	CtTcpEstablished *ebpf.Variable `ebpf:"ct_tcp_established"`
-	CtTcpSyn         *ebpf.Variable `ebpf:"ct_tcp_syn"`
-	CtUdp            *ebpf.Variable `ebpf:"ct_udp"`
-	CtUdpReplied     *ebpf.Variable `ebpf:"ct_udp_replied"`
-	GatewayV4        *ebpf.Variable `ebpf:"gateway_v4"`
-	GatewayV6        *ebpf.Variable `ebpf:"gateway_v6"`
-	Ipv6CsumFlag     *ebpf.Variable `ebpf:"ipv6_csum_flag"`
-	KeepEstablished  *ebpf.Variable `ebpf:"keep_established"`
-	NodeV4           *ebpf.Variable `ebpf:"node_v4"`
-	NodeV6           *ebpf.Variable `ebpf:"node_v6"`
-	ReportInterval   *ebpf.Variable `ebpf:"report_interval"`
-	TunnelIfindex    *ebpf.Variable `ebpf:"tunnel_ifindex"`
-	TunnelMtu        *ebpf.Variable `ebpf:"tunnel_mtu"`
-	TunnelPort       *ebpf.Variable `ebpf:"tunnel_port"`
-	UplinkIfindex    *ebpf.Variable `ebpf:"uplink_ifindex"`
-	UplinkMac        *ebpf.Variable `ebpf:"uplink_mac"`
-	UplinkMtu        *ebpf.Variable `ebpf:"uplink_mtu"`
+	CtMaxPerPod         *ebpf.Variable `ebpf:"ct_max_per_pod"`
+	CtOther             *ebpf.Variable `ebpf:"ct_other"`
+	CtTcpClosing        *ebpf.Variable `ebpf:"ct_tcp_closing"`
+	CtTcpEstablished    *ebpf.Variable `ebpf:"ct_tcp_established"`
+	CtTcpSyn            *ebpf.Variable `ebpf:"ct_tcp_syn"`
+	CtUdp               *ebpf.Variable `ebpf:"ct_udp"`
+	CtUdpReplied        *ebpf.Variable `ebpf:"ct_udp_replied"`
+	GatewayV4           *ebpf.Variable `ebpf:"gateway_v4"`
+	GatewayV6           *ebpf.Variable `ebpf:"gateway_v6"`
+	Ipv6CsumFlag        *ebpf.Variable `ebpf:"ipv6_csum_flag"`
+	KeepEstablished     *ebpf.Variable `ebpf:"keep_established"`
+	MasqueradeEnabled   *ebpf.Variable `ebpf:"masquerade_enabled"`
+	MasqueradeFirstPort *ebpf.Variable `ebpf:"masquerade_first_port"`
+	MasqueradeLastPort  *ebpf.Variable `ebpf:"masquerade_last_port"`
+	NodeV4              *ebpf.Variable `ebpf:"node_v4"`
+	NodeV6              *ebpf.Variable `ebpf:"node_v6"`
+	ReportInterval      *ebpf.Variable `ebpf:"report_interval"`
+	ServiceDsr          *ebpf.Variable `ebpf:"service_dsr"`
+	ServiceFirstPort    *ebpf.Variable `ebpf:"service_first_port"`
+	ServiceLastPort     *ebpf.Variable `ebpf:"service_last_port"`
+	TunnelIfindex       *ebpf.Variable `ebpf:"tunnel_ifindex"`
+	TunnelMtu           *ebpf.Variable `ebpf:"tunnel_mtu"`
+	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`
+	UplinkIfindex       *ebpf.Variable `ebpf:"uplink_ifindex"`
+	UplinkMac           *ebpf.Variable `ebpf:"uplink_mac"`
+	UplinkMtu           *ebpf.Variable `ebpf:"uplink_mtu"`
 }
 
 // objectPrograms contains all programs after they have been loaded into the kernel.
