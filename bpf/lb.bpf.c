@@ -36,11 +36,10 @@ static __always_inline int refuse(int err, enum socket_count why)
 	return REFUSE;
 }
 
-/* The protocol of services that a socket's is; 0 for none. */
+/* The protocol of services that a socket's is; 0 for none. Of MPTCP the
+ * subflows are seen, which are TCP. */
 static __always_inline __u8 service_protocol(__u32 protocol)
 {
-	if (protocol == IPPROTO_MPTCP)
-		return IPPROTO_TCP;
 	return protocol == IPPROTO_TCP || protocol == IPPROTO_UDP ? protocol : 0;
 }
 
