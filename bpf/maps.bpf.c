@@ -18,6 +18,7 @@
 #include "lib/icmp.h"
 #include "lib/masquerade.h"
 #include "lib/service.h"
+#include "lib/flow.h"
 #include "lib/socket.h"
 #include "lib/deny.h"
 #include "lib/xdp_neighbor.h"

@@ -15,11 +15,18 @@
 #include "lib/fragment.h"
 #include "lib/policy.h"
 #include "lib/conntrack.h"
+#include "lib/service.h"
+#include "lib/flow.h"
+#include "lib/scratch.h"
 #include "lib/checksum.h"
 #include "lib/forward.h"
 #include "lib/tunnel.h"
+#include "lib/way.h"
 #include "lib/icmp.h"
+#include "lib/answer.h"
 #include "lib/masquerade.h"
+#include "lib/dsr.h"
+#include "lib/translate.h"
 #include "lib/track.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -44,11 +51,81 @@ static __always_inline int arrive(struct __sk_buff *skb, struct scratch *s, stru
 				  const struct ipcache_entry *from)
 {
 	struct packet *p = &s->packet;
+	int err;
 
 	if ((from && from->flags & (IPCACHE_LOCAL_NODE | IPCACHE_LOCAL_CIDR)) ||
 	    is_unroutable(&p->src) || bpf_map_lookup_elem(&weft_endpoints, &p->src))
 		return drop(skb, p, DIRECTION_INGRESS, DROP_SPOOFED_ADDRESS);
+	if (service_dsr && !tunnel_ifindex && has_options(p)) {
+		err = dsr_receive(skb, s);
+		if (err)
+			return drop(skb, p, DIRECTION_INGRESS, err);
+	}
 	return to_local_pod(skb, s, ep, FORWARD_FROM_WIRE);
+}
+
+/* Sends a packet on that is neither from here nor for here. */
+static __always_inline int pass_on(struct __sk_buff *skb, struct scratch *s)
+{
+	struct translation *t = &s->translation;
+	struct packet *p = &s->packet;
+	struct ipcache_entry *to = ipcache_lookup(&p->dst);
+	int err = p->ttl <= 1                       ? DROP_TTL_EXPIRED
+		  : is_too_big(skb, p, way_mtu(to)) ? DROP_TOO_BIG
+						    : 0;
+
+	if (err) {
+		flow_undo(t);
+		packet_was(p, t);
+		return answer_error(skb, p, err);
+	}
+	err = rewrite(skb, s);
+	if (!err && (t->to.flags & (FLOW_DSR | FLOW_REPLY)) == FLOW_DSR && !p->icmp_error)
+		err = dsr_insert(skb, p, &t->key);
+	if (err)
+		return drop(skb, p, DIRECTION_INGRESS, err);
+	if (tunnel_ifindex && to && to->flags & IPCACHE_POD)
+		return forward_tunnel(skb, p, to, DIRECTION_INGRESS, FORWARD_SERVICE);
+	if (!tunnel_ifindex && to && to->flags & (IPCACHE_POD | IPCACHE_REMOTE_NODE))
+		return forward_native(skb, p, to, DIRECTION_INGRESS, FORWARD_SERVICE);
+	return forward_routed(skb, p, DIRECTION_INGRESS, FORWARD_SERVICE);
+}
+
+/* To a process of this node that is the backend. */
+static __always_inline int pass_up(struct __sk_buff *skb, struct scratch *s)
+{
+	if (rewrite(skb, s))
+		return drop(skb, &s->packet, DIRECTION_INGRESS, DROP_REWRITE);
+	count(FORWARD_SERVICE, skb->len);
+	return TCX_NEXT;
+}
+
+/* A packet for no pod: where it is for a service, or an answer to what was sent
+ * on for one, it goes on from here; all else is the node's own. */
+static SUBPROGRAM int serve(struct __sk_buff *skb, struct scratch *s, bool tunnel)
+{
+	struct translation *t;
+	struct ipcache_entry *to;
+	struct endpoint *ep;
+	int err;
+
+	if (!s)
+		return TCX_DROP;
+	t = &s->translation;
+	err = translate_far(skb, s, tunnel);
+	if (!err && !t->active)
+		return TCX_NEXT;
+	if (err == DROP_NO_BACKEND && !t->silent)
+		return answer_error(skb, &s->packet, err);
+	if (err)
+		return drop(skb, &s->packet, DIRECTION_INGRESS, err);
+	ep = bpf_map_lookup_elem(&weft_endpoints, &s->packet.dst);
+	if (ep)
+		return to_local_pod(skb, s, ep, FORWARD_FROM_WIRE);
+	to = ipcache_lookup(&s->packet.dst);
+	if (to && to->flags & IPCACHE_LOCAL_NODE)
+		return pass_up(skb, s);
+	return pass_on(skb, s);
 }
 
 static __always_inline bool is_ip(const struct __sk_buff *skb)
@@ -85,7 +162,7 @@ int from_uplink(struct __sk_buff *skb)
 		to = ipcache_lookup(&p->dst);
 		if (to && to->flags & IPCACHE_LOCAL_CIDR)
 			return drop(skb, p, DIRECTION_INGRESS, DROP_UNKNOWN_POD);
-		return TCX_NEXT;
+		return serve(skb, s, false);
 	}
 	from = ipcache_lookup(&p->src);
 	/* pods of other nodes come through the tunnel, where there is one */
@@ -144,7 +221,7 @@ int from_tunnel(struct __sk_buff *skb)
 		return drop(skb, p, DIRECTION_INGRESS, DROP_UNKNOWN_POD);
 	/* the inner MAC addresses mean nothing, also not to the node's own stack */
 	bpf_skb_change_type(skb, PACKET_HOST);
-	return TCX_NEXT;
+	return serve(skb, s, true);
 }
 
 SEC("tcx/egress")
@@ -171,5 +248,26 @@ int to_tunnel(struct __sk_buff *skb)
 	if (err)
 		return drop(skb, p, DIRECTION_EGRESS, err);
 	count(FORWARD_FROM_NODE, skb->len);
+	return TCX_NEXT;
+}
+
+/* What processes of this node send: a backend among them answers with the
+ * address that its client asked. */
+SEC("tcx/egress")
+int to_uplink(struct __sk_buff *skb)
+{
+	struct scratch *s;
+	int err;
+
+	if (!skb->sk) /* on its way from elsewhere */
+		return TCX_NEXT;
+	s = new_scratch();
+	if (!s || !is_ip(skb) || parse(skb, &s->packet))
+		return TCX_NEXT;
+	err = translate_own(skb, s);
+	if (!err)
+		err = rewrite(skb, s);
+	if (err)
+		return drop(skb, &s->packet, DIRECTION_EGRESS, err);
 	return TCX_NEXT;
 }

@@ -15,65 +15,22 @@
 #include "lib/fragment.h"
 #include "lib/policy.h"
 #include "lib/conntrack.h"
+#include "lib/service.h"
+#include "lib/flow.h"
+#include "lib/scratch.h"
 #include "lib/checksum.h"
 #include "lib/forward.h"
 #include "lib/tunnel.h"
+#include "lib/way.h"
 #include "lib/icmp.h"
 #include "lib/answer.h"
 #include "lib/masquerade.h"
 #include "lib/neighbor.h"
+#include "lib/dsr.h"
+#include "lib/translate.h"
 #include "lib/track.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
-
-/* Whether the packet does not fit a way of this MTU, which p then holds. */
-static __always_inline bool is_too_big(struct __sk_buff *skb, struct packet *p, __u32 mtu)
-{
-	p->mtu = mtu;
-	return wire_len(skb, p) > mtu && p->dont_fragment;
-}
-
-/* To a pod or process of another node: by the node's own address as next hop. */
-static __always_inline int forward_native(struct __sk_buff *skb, struct packet *p,
-					  const struct ipcache_entry *to)
-{
-	struct bpf_redir_neigh next = {};
-
-	if (is_too_big(skb, p, uplink_mtu))
-		return answer_error(skb, p, DROP_TOO_BIG);
-	if (p->v4) {
-		next.nh_family = AF_INET;
-		next.ipv4_nh = to->next_hop4;
-		if (!next.ipv4_nh)
-			return drop(skb, p, DIRECTION_EGRESS, DROP_NO_NEXT_HOP);
-	} else {
-		next.nh_family = AF_INET6;
-		__builtin_memcpy(next.ipv6_nh, &to->next_hop6, sizeof(next.ipv6_nh));
-		if (addr_is_zero(&to->next_hop6))
-			return drop(skb, p, DIRECTION_EGRESS, DROP_NO_NEXT_HOP);
-	}
-	if (next_hop_header(skb, p, NULL, NULL))
-		return drop(skb, p, DIRECTION_EGRESS, DROP_REWRITE);
-	count(FORWARD_REMOTE, skb->len);
-	return bpf_redirect_neigh(uplink_ifindex, &next, sizeof(next), 0);
-}
-
-static __always_inline int forward_tunnel(struct __sk_buff *skb, struct packet *p,
-					  const struct ipcache_entry *to)
-{
-	int err;
-
-	if (is_too_big(skb, p, tunnel_mtu))
-		return answer_error(skb, p, DROP_TOO_BIG);
-	err = tunnel_key(skb, to);
-	if (err)
-		return drop(skb, p, DIRECTION_EGRESS, err);
-	if (next_hop_header(skb, p, tunnel_mac, tunnel_mac))
-		return drop(skb, p, DIRECTION_EGRESS, DROP_REWRITE);
-	skb->mark = MARK_ENCAPSULATED;
-	count(FORWARD_TUNNEL, skb->len);
-	return bpf_redirect(tunnel_ifindex, 0);
-}
 
 /* To the outside, or to another node's own address where the network between
  * the nodes does not know pod addresses. */
@@ -84,20 +41,15 @@ static __always_inline int forward_world(struct __sk_buff *skb, struct packet *p
 	bool translate = masquerade_enabled && !(to && to->flags & IPCACHE_NO_MASQUERADE);
 	int err = 0;
 
-	if (is_too_big(skb, p, uplink_mtu))
-		return answer_error(skb, p, DROP_TOO_BIG);
 	if (p->icmp_error) {
 		if (ct && ct->nat_port)
 			err = masquerade_error(skb, p, ct->nat_port);
 	} else if (translate && !reply) {
 		err = ct ? masquerade(skb, p, ct) : DROP_FRAGMENT_UNKNOWN;
 	}
-	if (!err)
-		err = next_hop_header(skb, p, NULL, NULL);
 	if (err)
 		return drop(skb, p, DIRECTION_EGRESS, err);
-	count(FORWARD_WORLD, skb->len);
-	return bpf_redirect_neigh(uplink_ifindex, NULL, 0, 0);
+	return forward_routed(skb, p, DIRECTION_EGRESS, FORWARD_WORLD);
 }
 
 /* What is known of a packet's destination. */
@@ -132,22 +84,83 @@ static __always_inline int unreachable(const struct packet *p, const struct dest
 	return 0;
 }
 
-/* Sends a packet that is the pod's own on its way. */
-static __always_inline int route(struct __sk_buff *skb, struct packet *p,
-				 const struct destination *d, struct ct_entry *ct, bool reply)
+static __always_inline void find_destination(struct destination *d, const struct packet *p)
 {
+	d->to = NULL;
+	d->local = bpf_map_lookup_elem(&weft_endpoints, &p->dst);
+	if (!d->local)
+		d->to = ipcache_lookup(&p->dst);
+}
+
+static __always_inline bool is_pod(const struct destination *d)
+{
+	return d->local || (d->to && d->to->flags & IPCACHE_POD);
+}
+
+/* Sends a packet that is the pod's own on its way. */
+static __always_inline int route(struct __sk_buff *skb, struct scratch *s,
+				 const struct destination *d, struct ct_entry *ct)
+{
+	struct packet *p = &s->packet;
+
+	if (!d->local && !is_local_node(d) && is_too_big(skb, p, way_mtu(d->to))) {
+		packet_was(p, &s->translation);
+		return answer_error(skb, p, DROP_TOO_BIG);
+	}
+	if (rewrite(skb, s))
+		return drop(skb, p, DIRECTION_EGRESS, DROP_REWRITE);
 	if (d->local)
 		return deliver(skb, p, d->local, DIRECTION_EGRESS, FORWARD_LOCAL);
 	if (is_local_node(d)) {
 		count(FORWARD_NODE, skb->len);
 		return TCX_PASS;
 	}
-	if (d->to && d->to->flags & IPCACHE_POD)
-		return tunnel_ifindex ? forward_tunnel(skb, p, d->to)
-				      : forward_native(skb, p, d->to);
+	if (is_pod(d))
+		return tunnel_ifindex
+			       ? forward_tunnel(skb, p, d->to, DIRECTION_EGRESS, FORWARD_TUNNEL)
+			       : forward_native(skb, p, d->to, DIRECTION_EGRESS, FORWARD_REMOTE);
 	if (d->to && d->to->flags & IPCACHE_REMOTE_NODE && !tunnel_ifindex)
-		return forward_native(skb, p, d->to);
-	return forward_world(skb, p, d->to, ct, reply);
+		return forward_native(skb, p, d->to, DIRECTION_EGRESS, FORWARD_REMOTE);
+	return forward_world(skb, p, d->to, ct, s->lookup.reply);
+}
+
+/* Refuses a packet; what it made is taken back. */
+static __always_inline int refuse(struct __sk_buff *skb, struct scratch *s, int reason)
+{
+	struct packet *p = &s->packet;
+
+	flow_undo(&s->translation);
+	if (reason == DROP_TTL_EXPIRED || reason == DROP_NO_BACKEND) {
+		packet_was(p, &s->translation);
+		return answer_error(skb, p, reason);
+	}
+	return drop(skb, p, DIRECTION_EGRESS, reason);
+}
+
+/* What a pod and a service of which it is the backend say to each other through
+ * the service: a connection of the gateway to the pod, which no policy judges. An
+ * ICMP error about it has its ends already. */
+static __always_inline int to_itself(struct __sk_buff *skb, struct scratch *s,
+				     const struct endpoint *ep)
+{
+	struct translation *t = &s->translation;
+	struct packet *p = &s->packet;
+	struct ct_entry *ct;
+	int err;
+
+	if (p->ttl <= 1)
+		return refuse(skb, s, DROP_TTL_EXPIRED);
+	if (!p->icmp_error) {
+		s->lookup.direction = t->moved ? DIRECTION_INGRESS : DIRECTION_EGRESS;
+		err = track(skb, s, &ct);
+		if (err)
+			return refuse(skb, s, err);
+		if (!t->moved)
+			packet_becomes(p, t);
+		if (rewrite(skb, s))
+			return drop(skb, p, DIRECTION_EGRESS, DROP_REWRITE);
+	}
+	return deliver(skb, p, ep, DIRECTION_EGRESS, FORWARD_LOCAL);
 }
 
 static __always_inline bool from_own_mac(struct __sk_buff *skb, const struct endpoint *ep)
@@ -193,21 +206,28 @@ int from_pod(struct __sk_buff *skb)
 		return drop(skb, p, DIRECTION_EGRESS, DROP_SPOOFED_ADDRESS);
 	if (!from_own_mac(skb, ep))
 		return drop(skb, p, DIRECTION_EGRESS, DROP_SPOOFED_MAC);
-	d.local = bpf_map_lookup_elem(&weft_endpoints, &p->dst);
-	if (!d.local)
-		d.to = ipcache_lookup(&p->dst);
+	find_destination(&d, p);
+	if (!is_pod(&d)) {
+		err = translate_near(skb, s);
+		if (err)
+			return refuse(skb, s, err);
+		if (s->translation.active && s->translation.to.flags & FLOW_HAIRPIN)
+			return to_itself(skb, s, ep);
+		if (s->translation.active)
+			find_destination(&d, p);
+	}
 	err = unreachable(p, &d);
-	if (err == DROP_TTL_EXPIRED)
-		return answer_error(skb, p, err);
 	if (err)
-		return drop(skb, p, DIRECTION_EGRESS, err);
+		return refuse(skb, s, err);
 	s->lookup.direction = DIRECTION_EGRESS;
 	s->lookup.src_subject = ep->subject;
 	s->lookup.dst_subject = d.local ? d.local->subject : 0;
-	err = track(skb, p, &s->lookup, &ct);
+	err = track(skb, s, &ct);
+	if (!err)
+		err = translate_tracked(skb, s, ct, DIRECTION_EGRESS);
 	if (err)
-		return drop(skb, p, DIRECTION_EGRESS, err);
-	return route(skb, p, &d, ct, s->lookup.reply);
+		return refuse(skb, s, err);
+	return route(skb, s, &d, ct);
 }
 
 SEC("tcx/egress")
@@ -237,7 +257,11 @@ int to_pod(struct __sk_buff *skb)
 		return drop(skb, p, DIRECTION_INGRESS, DROP_UNKNOWN_POD);
 	s->lookup.direction = DIRECTION_INGRESS;
 	s->lookup.dst_subject = ep->subject;
-	err = track(skb, p, &s->lookup, &ct);
+	err = track(skb, s, &ct);
+	if (!err)
+		err = translate_tracked(skb, s, ct, DIRECTION_INGRESS);
+	if (!err)
+		err = rewrite(skb, s);
 	if (err)
 		return drop(skb, p, DIRECTION_INGRESS, err);
 	count(FORWARD_FROM_NODE, skb->len);

@@ -55,6 +55,12 @@ static __always_inline bool is_link_local(const struct addr *a)
 	return (a->w[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
 }
 
+/* For more than one machine: multicast, and of IPv4 all above it. */
+static __always_inline bool is_group(const struct addr *a)
+{
+	return is_v4(a) ? a->b[12] >= 224 : a->b[0] == 0xff;
+}
+
 /* An address that means something on one machine or link only: loopback,
  * unspecified ("this network" of IPv4), or IPv6 link-local. */
 static __always_inline bool is_unroutable(const struct addr *a)

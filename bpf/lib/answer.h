@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 #pragma once
-/* Answers that the datapath itself sends to a pod. */
+/* Answers that the datapath itself sends to a pod, or to who sent a packet for a
+ * service to this node. */
 
 #define ICMP_DEST_UNREACH 3
+#define ICMP_PORT_UNREACH 3
 #define ICMP_FRAG_NEEDED 4
 #define ICMP_TIME_EXCEEDED 11
+#define ICMPV6_DEST_UNREACH 1
+#define ICMPV6_PORT_UNREACH 4
 #define ICMPV6_PKT_TOOBIG 2
 #define ICMPV6_TIME_EXCEED 3
 
@@ -25,11 +29,13 @@ static __always_inline int swap_macs(struct __sk_buff *skb)
 	return bpf_skb_store_bytes(skb, 0, swapped, sizeof(swapped), 0) ? DROP_REWRITE : 0;
 }
 
-/* Sends the frame, an answer to the pod that sent the skb, back to it. */
+/* Sends the frame, an answer to who sent the skb, back there. */
 static __always_inline int answer(struct __sk_buff *skb)
 {
-	bpf_skb_change_type(skb, PACKET_HOST);
 	count(FORWARD_REPLY, skb->len);
+	if (skb->ifindex == uplink_ifindex)
+		return bpf_redirect(uplink_ifindex, 0);
+	bpf_skb_change_type(skb, PACKET_HOST);
 	return bpf_redirect_peer(skb->ifindex, 0);
 }
 
@@ -43,12 +49,11 @@ struct icmp6_error {
 	struct icmp6hdr icmp;
 };
 
-static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct packet *p, __u8 type,
-					__u8 code, __u16 mtu)
+static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct packet *p,
+					const struct addr *from, __u8 type, __u8 code, __u16 mtu)
 {
 	__u8 quote[sizeof(struct iphdr) + QUOTE_LONG] = {};
 	struct icmp4_error h = {};
-	struct addr from;
 	__u32 len = sizeof(struct iphdr) + QUOTE_SHORT;
 
 	if (skb->len >= ETH_HLEN + sizeof(quote)) {
@@ -58,13 +63,12 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 	} else if (bpf_skb_load_bytes(skb, ETH_HLEN, quote, sizeof(struct iphdr) + QUOTE_SHORT)) {
 		return DROP_MALFORMED;
 	}
-	node_addr(&from, true);
 	h.ip.version = 4;
 	h.ip.ihl = 5;
 	h.ip.tot_len = bpf_htons(sizeof(h) + len);
 	h.ip.ttl = 64;
 	h.ip.protocol = IPPROTO_ICMP;
-	h.ip.saddr = from.w[3];
+	h.ip.saddr = from->w[3];
 	h.ip.daddr = p->src.w[3];
 	h.ip.check = csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)&h.ip, sizeof(h.ip), 0));
 	h.icmp.type = type;
@@ -81,12 +85,11 @@ static __always_inline int answer_icmp4(struct __sk_buff *skb, const struct pack
 	return swap_macs(skb);
 }
 
-static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct packet *p, __u8 type,
-					__u8 code, __u32 mtu)
+static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct packet *p,
+					const struct addr *from, __u8 type, __u8 code, __u32 mtu)
 {
 	__u8 quote[sizeof(struct ipv6hdr) + QUOTE_LONG] = {};
 	struct icmp6_error h = {};
-	struct addr from;
 	__u32 len = sizeof(struct ipv6hdr) + QUOTE_SHORT;
 	__be32 pseudo[2];
 	__s64 sum;
@@ -98,12 +101,11 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
 	} else if (bpf_skb_load_bytes(skb, ETH_HLEN, quote, sizeof(struct ipv6hdr) + QUOTE_SHORT)) {
 		return DROP_MALFORMED;
 	}
-	node_addr(&from, false);
 	h.ip.version = 6;
 	h.ip.payload_len = bpf_htons(sizeof(h.icmp) + len);
 	h.ip.nexthdr = IPPROTO_ICMPV6;
 	h.ip.hop_limit = 64;
-	__builtin_memcpy(&h.ip.saddr, &from, sizeof(from));
+	__builtin_memcpy(&h.ip.saddr, from, sizeof(*from));
 	__builtin_memcpy(&h.ip.daddr, &p->src, sizeof(p->src));
 	h.icmp.icmp6_type = type;
 	h.icmp.icmp6_code = code;
@@ -122,30 +124,62 @@ static __always_inline int answer_icmp6(struct __sk_buff *skb, const struct pack
 	return swap_macs(skb);
 }
 
-/* Drops a packet from a pod for reason and answers with the ICMP error of its
- * family. No error is sent about an error or a later fragment (RFC 1122,
- * 3.2.2), or where the node has no address to send it from. DROP_TOO_BIG wants
- * p->mtu. */
+static __always_inline int answer_reason4(struct __sk_buff *skb, const struct packet *p,
+					  const struct addr *from, __u8 reason)
+{
+	__u8 type = ICMP_DEST_UNREACH, code = ICMP_PORT_UNREACH;
+	__u16 mtu = 0;
+
+	if (reason == DROP_TOO_BIG) {
+		code = ICMP_FRAG_NEEDED;
+		mtu = p->mtu;
+	} else if (reason == DROP_TTL_EXPIRED) {
+		type = ICMP_TIME_EXCEEDED;
+		code = 0;
+	}
+	return answer_icmp4(skb, p, from, type, code, mtu);
+}
+
+static __always_inline int answer_reason6(struct __sk_buff *skb, const struct packet *p,
+					  const struct addr *from, __u8 reason)
+{
+	__u8 type = ICMPV6_DEST_UNREACH, code = ICMPV6_PORT_UNREACH;
+	__u32 mtu = 0;
+
+	if (reason == DROP_TOO_BIG) {
+		type = ICMPV6_PKT_TOOBIG;
+		code = 0;
+		mtu = p->mtu;
+	} else if (reason == DROP_TTL_EXPIRED) {
+		type = ICMPV6_TIME_EXCEED;
+		code = 0;
+	}
+	return answer_icmp6(skb, p, from, type, code, mtu);
+}
+
+/* Drops a packet for reason and answers its sender with the ICMP error of its
+ * family; what has no backend is refused by the address that it was sent to. No
+ * error is sent about an error or a later fragment, or what came to more than
+ * one machine (RFC 1122, 3.2.2), or where the node has no address to send it
+ * from. DROP_TOO_BIG wants p->mtu. */
 static SUBPROGRAM int answer_error(struct __sk_buff *skb, const struct packet *p, __u8 reason)
 {
+	bool uplink = skb->ifindex == uplink_ifindex;
 	struct addr from;
 	int err;
 
 	if (!p)
 		return TCX_DROP;
 	count(reason, skb->len);
-	emit(skb, p, EVENT_DROP, DIRECTION_EGRESS, reason, identity_of(&p->src),
-	     identity_of(&p->dst), 1, skb->len);
+	emit(skb, p, EVENT_DROP, uplink ? DIRECTION_INGRESS : DIRECTION_EGRESS, reason,
+	     identity_of(&p->src), identity_of(&p->dst), 1, skb->len);
 	node_addr(&from, p->v4);
-	if (p->icmp_error || p->later_fragment || addr_is_zero(&from))
+	if (reason == DROP_NO_BACKEND)
+		from = p->dst;
+	if (p->icmp_error || p->later_fragment || addr_is_zero(&from) ||
+	    (uplink && skb->pkt_type != PACKET_HOST))
 		return TCX_DROP;
-	if (p->v4)
-		err = reason == DROP_TOO_BIG
-			      ? answer_icmp4(skb, p, ICMP_DEST_UNREACH, ICMP_FRAG_NEEDED, p->mtu)
-			      : answer_icmp4(skb, p, ICMP_TIME_EXCEEDED, 0, 0);
-	else
-		err = reason == DROP_TOO_BIG ? answer_icmp6(skb, p, ICMPV6_PKT_TOOBIG, 0, p->mtu)
-					     : answer_icmp6(skb, p, ICMPV6_TIME_EXCEED, 0, 0);
+	err = p->v4 ? answer_reason4(skb, p, &from, reason) : answer_reason6(skb, p, &from, reason);
 	if (err)
 		return TCX_DROP;
 	return answer(skb);

@@ -56,6 +56,14 @@ static __always_inline bool parse_quoted(struct __sk_buff *skb, const struct pac
 	return true;
 }
 
+/* Whether the quoted packet belongs to who sends the error, or gets it. */
+static __always_inline bool quotes_own(const struct packet *p, const struct packet *q,
+				       __u8 direction)
+{
+	return direction == DIRECTION_EGRESS ? addr_equal(&q->dst, &p->src)
+					     : addr_equal(&q->src, &p->dst);
+}
+
 /* Replaces the source (or destination) of the quoted packet q, its port
  * included, and keeps the quoted IPv4 header's and the ICMP checksum right.
  * The quoted L4 checksum stays as it was: its coverage is cut off. */

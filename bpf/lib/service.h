@@ -160,12 +160,16 @@ struct flow_key {
 };
 
 enum service_flow_flag {
-	FLOW_REPLY = 1 << 0,   /* of the answers */
-	FLOW_SNAT = 1 << 1,    /* the client's address is changed too */
-	FLOW_DSR = 1 << 2,     /* the backend's node answers by itself */
-	FLOW_HAIRPIN = 1 << 3, /* the client is the backend */
-	FLOW_FIN = 1 << 4,     /* seen in this direction */
+	FLOW_REPLY = 1 << 0,    /* of the answers */
+	FLOW_SNAT = 1 << 1,     /* the client's address is changed too */
+	FLOW_DSR = 1 << 2,      /* the backend's node answers by itself: there is one half only */
+	FLOW_HAIRPIN = 1 << 3,  /* the client is the backend */
+	FLOW_FIN = 1 << 4,      /* seen in this direction */
 	FLOW_RST = 1 << 5,
+	FLOW_FIN_BACK = 1 << 6, /* seen in the other direction: the other half has FLOW_FIN */
+	FLOW_RST_BACK = 1 << 7,
+	FLOW_ANSWERED = 1 << 8,    /* a packet of the backend was seen */
+	FLOW_ESTABLISHED = 1 << 9, /* TCP: the client answered the SYN+ACK */
 };
 
 struct service_flow {

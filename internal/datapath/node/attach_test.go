@@ -20,10 +20,10 @@ func TestAttach(t *testing.T) {
 		tunnel *Device
 		want   []string
 	}{
-		{"native", device(pt.Uplink), nil, []string{"eth0 ingress from_uplink"}},
-		{"tunnel", device(pt.Uplink), &tunnel, []string{"eth0 ingress from_uplink", "weft_vxlan egress to_tunnel", "weft_vxlan ingress from_tunnel"}},
-		{"the same again", device(pt.Uplink), &tunnel, []string{"eth0 ingress from_uplink", "weft_vxlan egress to_tunnel", "weft_vxlan ingress from_tunnel"}},
-		{"another uplink, native", device(pt.PodA), nil, []string{"wf-a ingress from_uplink"}},
+		{"native", device(pt.Uplink), nil, []string{"eth0 egress to_uplink", "eth0 ingress from_uplink"}},
+		{"tunnel", device(pt.Uplink), &tunnel, []string{"eth0 egress to_uplink", "eth0 ingress from_uplink", "weft_vxlan egress to_tunnel", "weft_vxlan ingress from_tunnel"}},
+		{"the same again", device(pt.Uplink), &tunnel, []string{"eth0 egress to_uplink", "eth0 ingress from_uplink", "weft_vxlan egress to_tunnel", "weft_vxlan ingress from_tunnel"}},
+		{"another uplink, native", device(pt.PodA), nil, []string{"wf-a egress to_uplink", "wf-a ingress from_uplink"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			fix.Do(func() error { return fix.Attach(c.uplink, c.tunnel) })

@@ -46,7 +46,9 @@ func Load(maps *pin.Maps, node setting.Node) (*Datapath, error) {
 // Attach puts the programs in force on the uplink and, where tunnel is not nil,
 // on the tunnel device; it takes them off every device that is neither.
 func (d *Datapath) Attach(uplink Device, tunnel *Device) error {
+	// answers of the node's own services are translated before requests are
 	want := []pin.Attachment{
+		{Device: uplink.Name, Ifindex: uplink.Ifindex, Hook: ebpf.AttachTCXEgress, Program: d.objects.ToUplink},
 		{Device: uplink.Name, Ifindex: uplink.Ifindex, Hook: ebpf.AttachTCXIngress, Program: d.objects.FromUplink},
 	}
 	if tunnel != nil {
@@ -71,7 +73,7 @@ func (d *Datapath) prune(keep map[string]bool) error {
 	}
 	for _, a := range attached {
 		switch a.Program {
-		case "from_uplink", "from_tunnel", "to_tunnel":
+		case "from_uplink", "to_uplink", "from_tunnel", "to_tunnel":
 			if !keep[a.Device] {
 				if err := d.maps.Detach(a.Device); err != nil {
 					return err

@@ -111,7 +111,7 @@ type Node struct {
 
 // Sizes are small, so that a test can fill a map.
 func Sizes() pin.Sizes {
-	return pin.Sizes{Endpoints: 64, IPCache: 256, Conntrack: 512, NAT: 512, Fragments: 256, Events: 256 << 10}
+	return pin.Sizes{Endpoints: 64, IPCache: 256, Conntrack: 512, NAT: 512, ServiceFlows: 512, Fragments: 256, Events: 256 << 10}
 }
 
 // New makes a node; its tables are gone at the end of the test.
@@ -200,7 +200,7 @@ func (n *Node) Settings() setting.Node {
 		UplinkIfindex: n.devices[Uplink], UplinkMTU: 1500, TunnelMTU: 1450, TunnelPort: 4789,
 		IPv4: Families[0].Node, IPv6: Families[1].Node,
 		Gateway4: Families[0].Gateway, Gateway6: Families[1].Gateway,
-		Masquerade: true, FirstPort: 10000, LastPort: 29999,
+		Masquerade: true, FirstPort: 10000, LastPort: 19999, ServiceFirstPort: 20000, ServiceLastPort: 29999,
 		Lifetimes: setting.Lifetimes{
 			TCPSyn: time.Minute, TCPEstablished: 6 * time.Hour, TCPClosing: 10 * time.Second,
 			UDP: time.Minute, UDPReplied: 3 * time.Minute, Other: 30 * time.Second,
@@ -211,7 +211,7 @@ func (n *Node) Settings() setting.Node {
 // Reset empties what packets leave in the tables, and forgets events.
 func (n *Node) Reset() {
 	n.t.Helper()
-	for _, name := range []string{"weft_conntrack", "weft_nat", "weft_fragments"} {
+	for _, name := range []string{"weft_conntrack", "weft_nat", "weft_fragments", "weft_service_flows", "weft_affinity"} {
 		m := n.Maps.Map(name)
 		key := make([]byte, m.KeySize())
 		for m.NextKey(nil, &key) == nil {
@@ -352,4 +352,17 @@ func (n *Node) Repeat(prog *ebpf.Program, in In, times int) error {
 		_, err := prog.Run(opts)
 		return err
 	})
+}
+
+// Time runs a program on one packet many times, each on what the one before
+// left of it, and returns what one run takes.
+func (n *Node) Time(prog *ebpf.Program, in In, times int) (each time.Duration) {
+	opts := &ebpf.RunOptions{Data: in.Frame, Context: &skbContext{Ifindex: uint32(n.devices[in.Device])}, Repeat: uint32(times)}
+	n.check(n.ns.Do(func() error {
+		start := time.Now()
+		_, err := prog.Run(opts)
+		each = time.Since(start) / time.Duration(times)
+		return err
+	}), "time "+prog.String())
+	return each
 }

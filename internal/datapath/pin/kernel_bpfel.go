@@ -467,6 +467,9 @@ const (
 	KernelVarNodeV4                = "node_v4"
 	KernelVarNodeV6                = "node_v6"
 	KernelVarReportInterval        = "report_interval"
+	KernelVarServiceDsr            = "service_dsr"
+	KernelVarServiceFirstPort      = "service_first_port"
+	KernelVarServiceLastPort       = "service_last_port"
 	KernelVarTunnelIfindex         = "tunnel_ifindex"
 	KernelVarTunnelMtu             = "tunnel_mtu"
 	KernelVarTunnelPort            = "tunnel_port"
@@ -581,6 +584,9 @@ type KernelVariableSpecs struct {
 	NodeV4                *ebpf.VariableSpec `ebpf:"node_v4"`
 	NodeV6                *ebpf.VariableSpec `ebpf:"node_v6"`
 	ReportInterval        *ebpf.VariableSpec `ebpf:"report_interval"`
+	ServiceDsr            *ebpf.VariableSpec `ebpf:"service_dsr"`
+	ServiceFirstPort      *ebpf.VariableSpec `ebpf:"service_first_port"`
+	ServiceLastPort       *ebpf.VariableSpec `ebpf:"service_last_port"`
 	TunnelIfindex         *ebpf.VariableSpec `ebpf:"tunnel_ifindex"`
 	TunnelMtu             *ebpf.VariableSpec `ebpf:"tunnel_mtu"`
 	TunnelPort            *ebpf.VariableSpec `ebpf:"tunnel_port"`
@@ -698,6 +704,9 @@ type KernelVariables struct {
 	NodeV4                *ebpf.Variable `ebpf:"node_v4"`
 	NodeV6                *ebpf.Variable `ebpf:"node_v6"`
 	ReportInterval        *ebpf.Variable `ebpf:"report_interval"`
+	ServiceDsr            *ebpf.Variable `ebpf:"service_dsr"`
+	ServiceFirstPort      *ebpf.Variable `ebpf:"service_first_port"`
+	ServiceLastPort       *ebpf.Variable `ebpf:"service_last_port"`
 	TunnelIfindex         *ebpf.Variable `ebpf:"tunnel_ifindex"`
 	TunnelMtu             *ebpf.Variable `ebpf:"tunnel_mtu"`
 	TunnelPort            *ebpf.Variable `ebpf:"tunnel_port"`

@@ -17,6 +17,8 @@ import (
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	objectMapScratchMap          = "scratch_map"
+	objectMapWeftAffinity        = "weft_affinity"
+	objectMapWeftBackends        = "weft_backends"
 	objectMapWeftCidr            = "weft_cidr"
 	objectMapWeftConntrack       = "weft_conntrack"
 	objectMapWeftCounters        = "weft_counters"
@@ -25,9 +27,16 @@ const (
 	objectMapWeftEvents          = "weft_events"
 	objectMapWeftFragments       = "weft_fragments"
 	objectMapWeftIpcache         = "weft_ipcache"
+	objectMapWeftMaglev          = "weft_maglev"
+	objectMapWeftMembers         = "weft_members"
 	objectMapWeftNat             = "weft_nat"
 	objectMapWeftPolicy          = "weft_policy"
 	objectMapWeftQuota           = "weft_quota"
+	objectMapWeftServiceFlows    = "weft_service_flows"
+	objectMapWeftServiceSockets  = "weft_service_sockets"
+	objectMapWeftServices        = "weft_services"
+	objectMapWeftSlots           = "weft_slots"
+	objectMapWeftSourceRanges    = "weft_source_ranges"
 	objectProgFromPod            = "from_pod"
 	objectProgToPod              = "to_pod"
 	objectVarCtMaxPerPod         = "ct_max_per_pod"
@@ -47,6 +56,9 @@ const (
 	objectVarNodeV4              = "node_v4"
 	objectVarNodeV6              = "node_v6"
 	objectVarReportInterval      = "report_interval"
+	objectVarServiceDsr          = "service_dsr"
+	objectVarServiceFirstPort    = "service_first_port"
+	objectVarServiceLastPort     = "service_last_port"
 	objectVarTunnelIfindex       = "tunnel_ifindex"
 	objectVarTunnelMtu           = "tunnel_mtu"
 	objectVarTunnelPort          = "tunnel_port"
@@ -104,18 +116,27 @@ type objectProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type objectMapSpecs struct {
-	ScratchMap      *ebpf.MapSpec `ebpf:"scratch_map"`
-	WeftCidr        *ebpf.MapSpec `ebpf:"weft_cidr"`
-	WeftConntrack   *ebpf.MapSpec `ebpf:"weft_conntrack"`
-	WeftCounters    *ebpf.MapSpec `ebpf:"weft_counters"`
-	WeftEndpoints   *ebpf.MapSpec `ebpf:"weft_endpoints"`
-	WeftEventCounts *ebpf.MapSpec `ebpf:"weft_event_counts"`
-	WeftEvents      *ebpf.MapSpec `ebpf:"weft_events"`
-	WeftFragments   *ebpf.MapSpec `ebpf:"weft_fragments"`
-	WeftIpcache     *ebpf.MapSpec `ebpf:"weft_ipcache"`
-	WeftNat         *ebpf.MapSpec `ebpf:"weft_nat"`
-	WeftPolicy      *ebpf.MapSpec `ebpf:"weft_policy"`
-	WeftQuota       *ebpf.MapSpec `ebpf:"weft_quota"`
+	ScratchMap         *ebpf.MapSpec `ebpf:"scratch_map"`
+	WeftAffinity       *ebpf.MapSpec `ebpf:"weft_affinity"`
+	WeftBackends       *ebpf.MapSpec `ebpf:"weft_backends"`
+	WeftCidr           *ebpf.MapSpec `ebpf:"weft_cidr"`
+	WeftConntrack      *ebpf.MapSpec `ebpf:"weft_conntrack"`
+	WeftCounters       *ebpf.MapSpec `ebpf:"weft_counters"`
+	WeftEndpoints      *ebpf.MapSpec `ebpf:"weft_endpoints"`
+	WeftEventCounts    *ebpf.MapSpec `ebpf:"weft_event_counts"`
+	WeftEvents         *ebpf.MapSpec `ebpf:"weft_events"`
+	WeftFragments      *ebpf.MapSpec `ebpf:"weft_fragments"`
+	WeftIpcache        *ebpf.MapSpec `ebpf:"weft_ipcache"`
+	WeftMaglev         *ebpf.MapSpec `ebpf:"weft_maglev"`
+	WeftMembers        *ebpf.MapSpec `ebpf:"weft_members"`
+	WeftNat            *ebpf.MapSpec `ebpf:"weft_nat"`
+	WeftPolicy         *ebpf.MapSpec `ebpf:"weft_policy"`
+	WeftQuota          *ebpf.MapSpec `ebpf:"weft_quota"`
+	WeftServiceFlows   *ebpf.MapSpec `ebpf:"weft_service_flows"`
+	WeftServiceSockets *ebpf.MapSpec `ebpf:"weft_service_sockets"`
+	WeftServices       *ebpf.MapSpec `ebpf:"weft_services"`
+	WeftSlots          *ebpf.MapSpec `ebpf:"weft_slots"`
+	WeftSourceRanges   *ebpf.MapSpec `ebpf:"weft_source_ranges"`
 }
 
 // objectVariableSpecs contains global variables before they are loaded into the kernel.
@@ -139,6 +160,9 @@ type objectVariableSpecs struct {
 	NodeV4              *ebpf.VariableSpec `ebpf:"node_v4"`
 	NodeV6              *ebpf.VariableSpec `ebpf:"node_v6"`
 	ReportInterval      *ebpf.VariableSpec `ebpf:"report_interval"`
+	ServiceDsr          *ebpf.VariableSpec `ebpf:"service_dsr"`
+	ServiceFirstPort    *ebpf.VariableSpec `ebpf:"service_first_port"`
+	ServiceLastPort     *ebpf.VariableSpec `ebpf:"service_last_port"`
 	TunnelIfindex       *ebpf.VariableSpec `ebpf:"tunnel_ifindex"`
 	TunnelMtu           *ebpf.VariableSpec `ebpf:"tunnel_mtu"`
 	TunnelPort          *ebpf.VariableSpec `ebpf:"tunnel_port"`
@@ -166,23 +190,34 @@ func (o *objectObjects) Close() error {
 //
 // It can be passed to loadObjectObjects or ebpf.CollectionSpec.LoadAndAssign.
 type objectMaps struct {
-	ScratchMap      *ebpf.Map `ebpf:"scratch_map"`
-	WeftCidr        *ebpf.Map `ebpf:"weft_cidr"`
-	WeftConntrack   *ebpf.Map `ebpf:"weft_conntrack"`
-	WeftCounters    *ebpf.Map `ebpf:"weft_counters"`
-	WeftEndpoints   *ebpf.Map `ebpf:"weft_endpoints"`
-	WeftEventCounts *ebpf.Map `ebpf:"weft_event_counts"`
-	WeftEvents      *ebpf.Map `ebpf:"weft_events"`
-	WeftFragments   *ebpf.Map `ebpf:"weft_fragments"`
-	WeftIpcache     *ebpf.Map `ebpf:"weft_ipcache"`
-	WeftNat         *ebpf.Map `ebpf:"weft_nat"`
-	WeftPolicy      *ebpf.Map `ebpf:"weft_policy"`
-	WeftQuota       *ebpf.Map `ebpf:"weft_quota"`
+	ScratchMap         *ebpf.Map `ebpf:"scratch_map"`
+	WeftAffinity       *ebpf.Map `ebpf:"weft_affinity"`
+	WeftBackends       *ebpf.Map `ebpf:"weft_backends"`
+	WeftCidr           *ebpf.Map `ebpf:"weft_cidr"`
+	WeftConntrack      *ebpf.Map `ebpf:"weft_conntrack"`
+	WeftCounters       *ebpf.Map `ebpf:"weft_counters"`
+	WeftEndpoints      *ebpf.Map `ebpf:"weft_endpoints"`
+	WeftEventCounts    *ebpf.Map `ebpf:"weft_event_counts"`
+	WeftEvents         *ebpf.Map `ebpf:"weft_events"`
+	WeftFragments      *ebpf.Map `ebpf:"weft_fragments"`
+	WeftIpcache        *ebpf.Map `ebpf:"weft_ipcache"`
+	WeftMaglev         *ebpf.Map `ebpf:"weft_maglev"`
+	WeftMembers        *ebpf.Map `ebpf:"weft_members"`
+	WeftNat            *ebpf.Map `ebpf:"weft_nat"`
+	WeftPolicy         *ebpf.Map `ebpf:"weft_policy"`
+	WeftQuota          *ebpf.Map `ebpf:"weft_quota"`
+	WeftServiceFlows   *ebpf.Map `ebpf:"weft_service_flows"`
+	WeftServiceSockets *ebpf.Map `ebpf:"weft_service_sockets"`
+	WeftServices       *ebpf.Map `ebpf:"weft_services"`
+	WeftSlots          *ebpf.Map `ebpf:"weft_slots"`
+	WeftSourceRanges   *ebpf.Map `ebpf:"weft_source_ranges"`
 }
 
 func (m *objectMaps) Close() error {
 	return _ObjectClose(
 		m.ScratchMap,
+		m.WeftAffinity,
+		m.WeftBackends,
 		m.WeftCidr,
 		m.WeftConntrack,
 		m.WeftCounters,
@@ -191,9 +226,16 @@ func (m *objectMaps) Close() error {
 		m.WeftEvents,
 		m.WeftFragments,
 		m.WeftIpcache,
+		m.WeftMaglev,
+		m.WeftMembers,
 		m.WeftNat,
 		m.WeftPolicy,
 		m.WeftQuota,
+		m.WeftServiceFlows,
+		m.WeftServiceSockets,
+		m.WeftServices,
+		m.WeftSlots,
+		m.WeftSourceRanges,
 	)
 }
 
@@ -218,6 +260,9 @@ type objectVariables struct {
 	NodeV4              *ebpf.Variable `ebpf:"node_v4"`
 	NodeV6              *ebpf.Variable `ebpf:"node_v6"`
 	ReportInterval      *ebpf.Variable `ebpf:"report_interval"`
+	ServiceDsr          *ebpf.Variable `ebpf:"service_dsr"`
+	ServiceFirstPort    *ebpf.Variable `ebpf:"service_first_port"`
+	ServiceLastPort     *ebpf.Variable `ebpf:"service_last_port"`
 	TunnelIfindex       *ebpf.Variable `ebpf:"tunnel_ifindex"`
 	TunnelMtu           *ebpf.Variable `ebpf:"tunnel_mtu"`
 	TunnelPort          *ebpf.Variable `ebpf:"tunnel_port"`

@@ -20,21 +20,26 @@ import (
 // Node are the constants of this node. An address of a family that the node
 // does not have is the zero Addr.
 type Node struct {
-	UplinkIfindex   int
-	UplinkMTU       int    // bytes, L3
-	TunnelIfindex   int    // 0: native routing
-	TunnelPort      uint16 // UDP
-	TunnelMTU       int    // bytes, L3, inner
-	IPv4, IPv6      netip.Addr
-	Gateway4        netip.Addr // of the pods
-	Gateway6        netip.Addr
-	Masquerade      bool
-	FirstPort       uint16 // of masqueraded connections
-	LastPort        uint16
-	Lifetimes       Lifetimes
-	MaxPerPod       int           // connections of one address of a pod; 0: no limit
-	KeepEstablished bool          // connections that policy forbids since a change go on
-	ReportInterval  time.Duration // between two updates of one connection, whole seconds; 0: none
+	UplinkIfindex int
+	UplinkMTU     int    // bytes, L3
+	TunnelIfindex int    // 0: native routing
+	TunnelPort    uint16 // UDP
+	TunnelMTU     int    // bytes, L3, inner
+	IPv4, IPv6    netip.Addr
+	Gateway4      netip.Addr // of the pods
+	Gateway6      netip.Addr
+	Masquerade    bool
+	FirstPort     uint16 // of masqueraded connections
+	LastPort      uint16
+	// Source ports of clients of services from outside, where the backend is not
+	// of this node; apart from those of masqueraded connections.
+	ServiceFirstPort uint16
+	ServiceLastPort  uint16
+	ServiceDSR       bool // backends of other nodes answer clients from outside by themselves; native routing only
+	Lifetimes        Lifetimes
+	MaxPerPod        int           // connections of one address of a pod; 0: no limit
+	KeepEstablished  bool          // connections that policy forbids since a change go on
+	ReportInterval   time.Duration // between two updates of one connection, whole seconds; 0: none
 }
 
 // Lifetimes is how long conntrack keeps a connection after its last packet, in
@@ -77,6 +82,9 @@ func (n Node) variables() map[string]any {
 		"masquerade_enabled":    n.Masquerade,
 		"masquerade_first_port": n.FirstPort,
 		"masquerade_last_port":  n.LastPort,
+		"service_first_port":    n.ServiceFirstPort,
+		"service_last_port":     n.ServiceLastPort,
+		"service_dsr":           n.ServiceDSR,
 		"ct_tcp_syn":            seconds(n.Lifetimes.TCPSyn),
 		"ct_tcp_established":    seconds(n.Lifetimes.TCPEstablished),
 		"ct_tcp_closing":        seconds(n.Lifetimes.TCPClosing),
