@@ -56,26 +56,38 @@ const (
 	namePrefix    = "wfbench-"
 )
 
-// Site holds the namespaces of baselines. They are named wfbench-PID-….
+// Site holds the namespaces of baselines. They are named wfbench-PID-…, and
+// so is a cgroup2 folder.
 type Site struct {
-	made  []string
-	paths int
+	made   []string
+	paths  int
+	cgroup string // "" while there is none
 }
 
 // NewSite takes away what a site of a process that is gone has left.
 func NewSite() (*Site, error) {
+	if err := removeAbandoned(); err != nil {
+		return nil, err
+	}
+	return &Site{}, nil
+}
+
+func removeAbandoned() error {
+	if err := removeCgroups(); err != nil { // first, as processes hold namespaces
+		return err
+	}
 	names, err := netdev.ListNetNS()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, name := range names {
 		if abandoned(name) {
 			if err := netdev.DeleteNetNS(name); err != nil {
-				return nil, err
+				return err
 			}
 		}
 	}
-	return &Site{}, nil
+	return nil
 }
 
 func abandoned(name string) bool {
@@ -92,9 +104,10 @@ func abandoned(name string) bool {
 	return errors.Is(err, os.ErrNotExist)
 }
 
-// Close removes all namespaces of the site, and with them their devices.
+// Close removes all namespaces of the site, and with them their devices, and
+// the cgroup with what runs in it.
 func (s *Site) Close() error {
-	var errs []error
+	errs := []error{s.removeCgroup()}
 	for _, name := range slices.Backward(s.made) {
 		errs = append(errs, netdev.DeleteNetNS(name))
 	}

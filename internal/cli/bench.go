@@ -33,8 +33,8 @@ is built for the run:
   plain-across  the same with two routers joined by a bridge
   plain-vxlan   the same through VXLAN devices of the kernel`,
 	}
-	cmd.AddCommand(newBenchRRCommand(s), newBenchStreamCommand(s), newBenchNetCommand(s),
-		newBenchProcessCommand(s, "client"), newBenchProcessCommand(s, "server"))
+	cmd.AddCommand(newBenchRRCommand(s), newBenchStreamCommand(s), newBenchNetCommand(s), newBenchServicesCommand(s),
+		newBenchProcessCommand(s, "client"), newBenchProcessCommand(s, "server"), newBenchProcessCommand(s, "probe"))
 	return cmd
 }
 

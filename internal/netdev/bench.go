@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 )
 
 // EnableForwarding makes a named network namespace a router, for IPv4 and IPv6.
@@ -36,6 +37,25 @@ func AddGatewayRoute(name string, to netip.Prefix, gateway netip.Addr) error {
 	defer h.Close()
 	if err := h.RouteAdd(&netlink.Route{Dst: ipNet(to), Gw: gateway.AsSlice()}); err != nil {
 		return fmt.Errorf("route %s by %s in %s: %w", to, gateway, name, err)
+	}
+	return nil
+}
+
+// AddLocalRoute makes all addresses of a prefix those of a named network
+// namespace.
+func AddLocalRoute(name string, prefix netip.Prefix) error {
+	h, err := handleAt(name)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	lo, err := h.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find lo in %s: %w", name, err)
+	}
+	route := netlink.Route{Dst: ipNet(prefix), LinkIndex: lo.Attrs().Index, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL, Scope: netlink.SCOPE_HOST}
+	if err := h.RouteAdd(&route); err != nil {
+		return fmt.Errorf("make %s local in %s: %w", prefix, name, err)
 	}
 	return nil
 }

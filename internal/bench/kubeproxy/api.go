@@ -68,6 +68,7 @@ func (a *api) get(ctx context.Context, url string, read func(io.Reader) error) e
 }
 
 func (a *api) do(r *http.Request, read func(io.Reader) error) error {
+	r.Header.Set("Authorization", "Bearer "+token)
 	answer, err := a.client.Do(r)
 	if err != nil {
 		return err

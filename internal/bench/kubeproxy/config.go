@@ -63,7 +63,7 @@ func (c *Cluster) proxyConfig(mode Mode) (string, error) {
 		"apiVersion": "v1", "kind": "Config", "current-context": "c",
 		"clusters": []any{map[string]any{"name": "c", "cluster": map[string]any{"server": "https://" + apiAddress, "insecure-skip-tls-verify": true}}},
 		"contexts": []any{map[string]any{"name": "c", "context": map[string]any{"cluster": "c", "user": "u"}}},
-		"users":    []any{map[string]any{"name": "u", "user": map[string]any{}}},
+		"users":    []any{map[string]any{"name": "u", "user": map[string]any{"token": token}}},
 	})
 	if err != nil {
 		return "", err

@@ -35,8 +35,14 @@ const (
 	metricsAddress = "127.0.0.1:10249"
 )
 
-// nodeName is the Node that kube-proxy runs on.
-const nodeName = "node1"
+const (
+	// nodeName is the Node that kube-proxy runs on.
+	nodeName = "node1"
+	// token opens the API server, which listens in the node's namespace alone.
+	token = "bench"
+	// patience bounds the start of each component.
+	patience = time.Minute
+)
 
 // Config is a node to run on.
 type Config struct {
@@ -119,17 +125,20 @@ func (c *Cluster) startEtcd(ctx context.Context) (err error) {
 	return c.etcd.until(ctx, func() error { return c.api.get(ctx, "http://"+etcdAddress+"/health", nil) })
 }
 
-// startServer runs the API server without authentication: it listens in this
-// namespace alone.
+// startServer runs the API server; the token may do everything.
 func (c *Cluster) startServer(ctx context.Context) (err error) {
 	key, err := c.writeKey()
 	if err != nil {
 		return err
 	}
+	tokens := filepath.Join(c.folder, "tokens.csv")
+	if err := os.WriteFile(tokens, []byte(token+",bench,bench,system:masters\n"), 0o600); err != nil {
+		return err
+	}
 	c.server, err = c.start("kube-apiserver", nil, "--etcd-servers=http://"+etcdAddress, "--bind-address=127.0.0.1",
 		"--secure-port=6443", "--advertise-address="+c.config.Node.String(), "--cert-dir="+filepath.Join(c.folder, "certs"),
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key,
-		"--service-account-signing-key-file="+key, "--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=AlwaysAllow")
+		"--token-auth-file="+tokens, "--service-account-signing-key-file="+key, "--service-cluster-ip-range=10.96.0.0/12", "--authorization-mode=AlwaysAllow")
 	if err != nil {
 		return err
 	}
@@ -205,6 +214,8 @@ func (p *process) kill() {
 
 // until repeats check until it succeeds. A process that ends makes it fail.
 func (p *process) until(ctx context.Context, check func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
 	ticker := time.NewTicker(20 * time.Millisecond)
 	defer ticker.Stop()
 	for {

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/weft-mesh/weft/internal/lab/cgroup"
+	"github.com/weft-mesh/weft/internal/netdev"
+)
+
+// cgroupPatience bounds the end of what runs in a cgroup.
+const cgroupPatience = 10 * time.Second
+
+// group makes a cgroup2 folder of the site.
+func (s *Site) group(name string) (string, error) {
+	if s.cgroup == "" {
+		mount, err := cgroup.Mount()
+		if err != nil {
+			return "", err
+		}
+		s.cgroup = filepath.Join(mount, fmt.Sprintf("%s%d", namePrefix, os.Getpid()))
+	}
+	folder := filepath.Join(s.cgroup, name)
+	return folder, cgroup.Create(folder)
+}
+
+func (s *Site) removeCgroup() error {
+	if s.cgroup == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), cgroupPatience)
+	defer cancel()
+	return cgroup.Remove(ctx, s.cgroup)
+}
+
+// removeCgroups takes away those of processes that are gone.
+func removeCgroups() error {
+	mount, err := cgroup.Mount()
+	if err != nil {
+		return nil // a machine without them has none to remove
+	}
+	folders, err := filepath.Glob(filepath.Join(mount, namePrefix+"*"))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), cgroupPatience)
+	defer cancel()
+	var errs []error
+	for _, folder := range folders {
+		if abandoned(filepath.Base(folder)) {
+			errs = append(errs, cgroup.Remove(ctx, folder))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// node is the place that services are programmed in: the path Plain, where the
+// router is the node, the client a pod of it, and the server every endpoint of
+// a fleet.
+type node struct {
+	client, router, server string // network namespaces
+	address                netip.Addr
+	pods                   netip.Prefix
+	// pod is the cgroup of the client, other one for the processes that
+	// program services.
+	pod, other string
+}
+
+func (s *Site) node(name string) (*node, error) {
+	target, err := s.Build(Plain, 0, false)
+	if err != nil {
+		return nil, err
+	}
+	n := &node{
+		client: target.Client, server: target.Server, router: fmt.Sprintf("%s%d-%d-router", namePrefix, os.Getpid(), s.paths),
+		address: in(2, 1)[0].Addr(), pods: in(1, 0)[0],
+	}
+	if err := netdev.AddLocalRoute(n.server, fleetEndpoints); err != nil {
+		return nil, err
+	}
+	if err := netdev.AddGatewayRoute(n.router, fleetEndpoints, target.Addr); err != nil {
+		return nil, err
+	}
+	if n.pod, err = s.group(name + "/pod"); err != nil {
+		return nil, err
+	}
+	n.other, err = s.group(name + "/other")
+	return n, err
+}
+
+// target is the path through services, or with nil straight to the endpoints.
+func (n *node) target(name, about string, services *Services) Target {
+	if services == nil {
+		services = &Services{First: firstEndpoint, Count: 10_000, Port: fleetTarget}
+	}
+	return Target{
+		Name: name, About: about, Client: n.client, Server: n.server, Addr: netip.IPv4Unspecified(), Port: fleetTarget,
+		Services: services, ClientCgroup: n.pod,
+	}
+}
