@@ -23,7 +23,6 @@ import (
 	"github.com/weft-mesh/weft/internal/admin"
 	"github.com/weft-mesh/weft/internal/datapath/conntrack"
 	"github.com/weft-mesh/weft/internal/datapath/event"
-	"github.com/weft-mesh/weft/internal/datapath/node"
 	"github.com/weft-mesh/weft/internal/datapath/pin"
 	"github.com/weft-mesh/weft/internal/datapath/reason"
 	"github.com/weft-mesh/weft/internal/datapath/setting"
@@ -326,7 +325,11 @@ func (a *agent) openDatapath(s *self) error {
 		return fmt.Errorf("open pinned maps: %w", err)
 	}
 	a.maps = maps
-	a.kernel = &kernel{maps: maps}
+	root, err := cgroupRoot(a.cfg.CgroupRoot)
+	if err != nil {
+		return fmt.Errorf("cgroupRoot: %w", err)
+	}
+	a.kernel = &kernel{maps: maps, cgroup: root, xdp: a.cfg.Services.XDP}
 	if err := a.openPolicy(); err != nil {
 		return err
 	}
@@ -344,7 +347,10 @@ func (a *agent) loadPrograms(s *self) error {
 			a.log.Warn("the node's own connections may take ports of masqueraded ones", "err", err)
 		}
 	}
-	return a.kernel.load(s.setting, node.Device{Name: s.uplink.Name, Ifindex: s.uplink.Index}, tunnel)
+	if err := a.net.ReserveLocalPorts(s.setting.ServiceFirstPort, s.setting.ServiceLastPort); err != nil {
+		a.log.Warn("the node's own connections may take ports of clients of services", "err", err)
+	}
+	return a.kernel.load(s.setting, s.uplink, tunnel)
 }
 
 func (a *agent) openCNI(s *self) (*cni.Server, error) {

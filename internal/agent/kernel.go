@@ -10,10 +10,13 @@ import (
 	"net/netip"
 	"sync"
 
+	"github.com/weft-mesh/weft/internal/cgroup"
+	"github.com/weft-mesh/weft/internal/datapath/lb"
 	"github.com/weft-mesh/weft/internal/datapath/node"
 	"github.com/weft-mesh/weft/internal/datapath/pin"
 	"github.com/weft-mesh/weft/internal/datapath/pod"
 	"github.com/weft-mesh/weft/internal/datapath/setting"
+	"github.com/weft-mesh/weft/internal/datapath/xdp"
 	"github.com/weft-mesh/weft/internal/enforce"
 	"github.com/weft-mesh/weft/internal/netdev"
 	"github.com/weft-mesh/weft/internal/state"
@@ -24,50 +27,113 @@ import (
 type kernel struct {
 	maps    *pin.Maps
 	enforce *enforce.Enforcer
+	cgroup  string // whose sockets services are translated at
+	xdp     string // what mode is asked for
 
-	mu    sync.RWMutex // protects what follows; held for reading while a pod is attached
-	pods  *pod.Datapath
-	node  *node.Datapath
+	mu sync.RWMutex // protects what follows; held for reading while a pod is attached
+	programs
 	state setting.Node
+}
+
+// programs are one set of loaded ones.
+type programs struct {
+	pods    *pod.Datapath
+	node    *node.Datapath
+	sockets *lb.Datapath
+	edge    *xdp.Datapath // nil where there is none
+	mode    xdp.Status
+	uplink  string
+}
+
+func (p *programs) release() error {
+	var errs []error
+	if p.pods != nil {
+		errs = append(errs, p.pods.Close())
+	}
+	if p.node != nil {
+		errs = append(errs, p.node.Close())
+	}
+	if p.sockets != nil {
+		errs = append(errs, p.sockets.Close())
+	}
+	if p.edge != nil {
+		errs = append(errs, p.edge.Close())
+	}
+	return errors.Join(errs...)
 }
 
 // load replaces programs and settings. Pods that are attached keep the old ones
 // until they are attached again.
-func (k *kernel) load(s setting.Node, uplink node.Device, tunnel *node.Device) (err error) {
-	pods, err := pod.Load(k.maps, s)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			pods.Close()
-		}
-	}()
-	nodes, err := node.Load(k.maps, s)
-	if err != nil {
-		return err
-	}
-	if err := nodes.Attach(uplink, tunnel); err != nil {
-		nodes.Close()
-		return err
+func (k *kernel) load(s setting.Node, uplink *netdev.Uplink, tunnel *node.Device) error {
+	next := programs{uplink: uplink.Name}
+	if err := k.attach(&next, s, uplink, tunnel); err != nil {
+		return errors.Join(err, next.release())
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.pods != nil {
-		k.pods.Close()
-		k.node.Close()
+	err := k.release()
+	k.programs, k.state = next, s
+	if err != nil {
+		return fmt.Errorf("close the programs of before: %w", err)
 	}
-	k.pods, k.node, k.state = pods, nodes, s
 	return nil
 }
 
 func (k *kernel) close() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.pods == nil {
+	return k.release()
+}
+
+// attach loads the programs, and puts in force those of the node as a whole.
+func (k *kernel) attach(p *programs, s setting.Node, uplink *netdev.Uplink, tunnel *node.Device) (err error) {
+	if p.pods, err = pod.Load(k.maps, s); err != nil {
+		return err
+	}
+	if p.node, err = node.Load(k.maps, s); err != nil {
+		return err
+	}
+	if err = p.node.Attach(node.Device{Name: uplink.Name, Ifindex: uplink.Index}, tunnel); err != nil {
+		return err
+	}
+	if p.sockets, err = lb.Load(k.maps, s); err != nil {
+		return err
+	}
+	if err = p.sockets.Attach(k.cgroup); err != nil {
+		return err
+	}
+	return k.attachEdge(p, s, uplink)
+}
+
+// attachEdge is the only part that auto mode can do without: tcx does the same.
+func (k *kernel) attachEdge(p *programs, s setting.Node, uplink *netdev.Uplink) (err error) {
+	p.edge, err = xdp.Load(k.maps, s, xdp.Device{Name: uplink.Name, Ifindex: uplink.Index, MAC: uplink.MAC})
+	if err == nil {
+		p.mode, err = p.edge.Attach(k.xdp)
+	}
+	if err != nil && (k.xdp == xdp.Auto || k.xdp == xdp.Off) {
+		p.mode = xdp.Status{Mode: xdp.Off, Reason: err.Error()}
 		return nil
 	}
-	return errors.Join(k.pods.Close(), k.node.Close())
+	return err
+}
+
+// edgeName says what sees packets from outside first.
+func (k *kernel) edgeName() string {
+	k.mu.RLock()
+	defer k.mu.RUnlock()
+	if k.mode.Mode == xdp.Off || k.mode.Mode == "" {
+		return "tcx on " + k.uplink
+	}
+	return "XDP " + k.mode.String() + " on " + k.uplink
+}
+
+// cgroupRoot is the folder of the configuration, or the root of all.
+func cgroupRoot(configured string) (string, error) {
+	if configured != "" {
+		return configured, nil
+	}
+	return cgroup.Mount()
 }
 
 func (k *kernel) settings() setting.Node {

@@ -22,6 +22,10 @@ func settings(c *Config, uplink *netdev.Uplink, n *state.Node) (setting.Node, er
 	if err != nil {
 		return setting.Node{}, err
 	}
+	serviceFirst, serviceLast, err := portRange(c.Services.Ports)
+	if err != nil {
+		return setting.Node{}, err
+	}
 	v4, v6 := addr.Pick(n.IPs)
 	s := setting.Node{
 		UplinkIfindex:   uplink.Index,
@@ -34,7 +38,11 @@ func settings(c *Config, uplink *netdev.Uplink, n *state.Node) (setting.Node, er
 		FirstPort:       first,
 		LastPort:        last,
 		Lifetimes:       c.Conntrack.lifetimes(),
-		ReportInterval:  time.Duration(*c.Flow.ReportInterval),
+
+		ServiceFirstPort: serviceFirst,
+		ServiceLastPort:  serviceLast,
+		ServiceDSR:       c.Services.External == "dsr",
+		ReportInterval:   time.Duration(*c.Flow.ReportInterval),
 	}
 	s.TunnelPort = c.Datapath.VXLANPort
 	s.TunnelMTU = uplink.MTU - tunnelOverhead(v4.IsValid())

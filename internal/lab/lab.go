@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"github.com/weft-mesh/weft/internal/lab/api"
-	"github.com/weft-mesh/weft/internal/lab/cgroup"
+	"github.com/weft-mesh/weft/internal/cgroup"
 	"github.com/weft-mesh/weft/internal/lab/daemon"
 	"github.com/weft-mesh/weft/internal/lab/layout"
 	"github.com/weft-mesh/weft/internal/lab/logfile"

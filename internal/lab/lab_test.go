@@ -19,7 +19,7 @@ import (
 
 	"github.com/weft-mesh/weft/internal/cli"
 	"github.com/weft-mesh/weft/internal/lab"
-	"github.com/weft-mesh/weft/internal/lab/cgroup"
+	"github.com/weft-mesh/weft/internal/cgroup"
 	"github.com/weft-mesh/weft/internal/lab/layout"
 	"github.com/weft-mesh/weft/internal/netdev"
 	"github.com/weft-mesh/weft/internal/netdev/nstest"

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/weft-mesh/weft/internal/lab/cgroup"
+	"github.com/weft-mesh/weft/internal/cgroup"
 	"github.com/weft-mesh/weft/internal/lab/layout"
 	"github.com/weft-mesh/weft/internal/lab/node"
 	"github.com/weft-mesh/weft/internal/netdev"

@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/weft-mesh/weft/internal/lab/cgroup"
+	"github.com/weft-mesh/weft/internal/cgroup"
 )
 
 // Leaks says what there is of the lab on this machine; after `weft lab down`

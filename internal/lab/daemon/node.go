@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/weft-mesh/weft/internal/lab/api"
-	"github.com/weft-mesh/weft/internal/lab/cgroup"
+	"github.com/weft-mesh/weft/internal/cgroup"
 	"github.com/weft-mesh/weft/internal/lab/logfile"
 	"github.com/weft-mesh/weft/internal/lab/model"
 	"github.com/weft-mesh/weft/internal/lab/node"

@@ -15,7 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/weft-mesh/weft/internal/lab/cgroup"
+	"github.com/weft-mesh/weft/internal/cgroup"
 	"github.com/weft-mesh/weft/internal/lab/model"
 	"github.com/weft-mesh/weft/internal/lab/node"
 	"github.com/weft-mesh/weft/internal/lab/sandbox"

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/weft-mesh/weft/internal/lab/cgroup"
+	"github.com/weft-mesh/weft/internal/cgroup"
 	"github.com/weft-mesh/weft/internal/lab/shim"
 )
 

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/weft-mesh/weft/internal/lab/cgroup"
+	"github.com/weft-mesh/weft/internal/cgroup"
 	"github.com/weft-mesh/weft/internal/lab/process"
 	"github.com/weft-mesh/weft/internal/lab/shim"
 	"github.com/weft-mesh/weft/internal/netdev/nstest"
