@@ -11,25 +11,38 @@ import (
 	"google.golang.org/grpc/status"
 
 	weftv1 "github.com/weft-mesh/weft/api/weft/v1"
+	"github.com/weft-mesh/weft/internal/datapath/deny"
+	"github.com/weft-mesh/weft/internal/datapath/xdp"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
-// Deny is the deny list of this node, in the kernel.
+// Deny is the deny list of this node; *deny.List is.
 type Deny interface {
-	// Add puts a masked prefix on the list; false where it is there.
+	// Add puts a network on the list; false where it is there already.
 	Add(netip.Prefix) (bool, error)
-	// Delete takes it away; false where it is not there.
+	// Delete takes it off; false where it is not there.
 	Delete(netip.Prefix) (bool, error)
 	// List is in order of address and length.
-	List() ([]Denied, error)
+	List() ([]deny.Entry, error)
 	// Max is how many there may be.
 	Max() int
 }
 
-// Denied is a network on the list, with what was dropped of it.
-type Denied struct {
-	Prefix         netip.Prefix
-	Packets, Bytes uint64
+// Edge is what sees packets from outside first.
+type Edge struct {
+	Device string // the uplink
+	XDP    string // mode that is in force: xdp.Native, xdp.Generic or xdp.Off
+	Why    string // why it is not what was asked for; may be empty
+	Tunnel bool   // between nodes: XDP has the deny list only
+}
+
+// String is such as "XDP native on eth0".
+func (e Edge) String() string {
+	text := "XDP " + e.XDP + " on " + e.Device
+	if e.Why != "" {
+		text += " (" + e.Why + ")"
+	}
+	return text
 }
 
 func (n *node) deny() (Deny, error) {
@@ -54,7 +67,11 @@ func (n *node) AddDenied(_ context.Context, req *weftv1.DeniedRequest) (*weftv1.
 			return nil, status.Errorf(codes.InvalidArgument, "network %s: holds %s: the deny list is for what is outside the cluster (policy is for pods)", p, whose)
 		}
 	}
-	return change(prefixes, d.Add)
+	r, err := change(prefixes, d.Add)
+	if err == nil && n.edge().XDP == xdp.Off {
+		r.Warning = notDenied(n.edge())
+	}
+	return r, err
 }
 
 // DeleteDenied implements weftv1.NodeServer.
@@ -82,6 +99,9 @@ func (n *node) DeleteDenied(_ context.Context, req *weftv1.DeniedRequest) (*weft
 	}
 	return change(prefixes, d.Delete)
 }
+
+// notDenied says why the list does nothing.
+func notDenied(e Edge) string { return "nothing looks at the deny list: " + e.String() }
 
 func change(prefixes []netip.Prefix, do func(netip.Prefix) (bool, error)) (*weftv1.DeniedResponse, error) {
 	r := &weftv1.DeniedResponse{}
@@ -149,7 +169,8 @@ func (n *node) ListDenied(context.Context, *weftv1.ListDeniedRequest) (*weftv1.L
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	r := &weftv1.ListDeniedResponse{MaxEntries: uint64(d.Max()), Where: n.edge()}
+	e := n.edge()
+	r := &weftv1.ListDeniedResponse{MaxEntries: uint64(d.Max()), Where: e.String(), InForce: e.XDP != xdp.Off}
 	for _, x := range list {
 		row := &weftv1.DeniedNetwork{Cidr: x.Prefix.String(), Packets: x.Packets, Bytes: x.Bytes}
 		if whose := clusterAddresses(n.providers.Tables, x.Prefix); whose != "" {
@@ -160,10 +181,10 @@ func (n *node) ListDenied(context.Context, *weftv1.ListDeniedRequest) (*weftv1.L
 	return r, nil
 }
 
-// edge is what sees packets from outside first.
-func (n *node) edge() string {
+// edge is off while it is not known.
+func (n *node) edge() Edge {
 	if n.providers.Edge == nil {
-		return "tcx"
+		return Edge{XDP: xdp.Off}
 	}
 	return n.providers.Edge()
 }

@@ -94,9 +94,8 @@ type Providers struct {
 	Services func() (Services, error)
 	// Deny returns the deny list in the same way; nil for none.
 	Deny func() (Deny, error)
-	// Edge names what sees packets from outside first: "XDP native on eth0", or
-	// "tcx on eth0" where there is no XDP. Nil is "tcx".
-	Edge func() string
+	// Edge tells what sees packets from outside first. Nil: XDP is off.
+	Edge func() Edge
 	// Cookie returns the number of a network namespace by its path, and of the
 	// node's own by ""; (*netdev.Net).Cookie does. Nil: not known.
 	Cookie func(netns string) (uint64, error)

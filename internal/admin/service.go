@@ -4,7 +4,6 @@ package admin
 
 import (
 	"context"
-	"net/netip"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -14,6 +13,7 @@ import (
 
 	weftv1 "github.com/weft-mesh/weft/api/weft/v1"
 	"github.com/weft-mesh/weft/internal/balance"
+	"github.com/weft-mesh/weft/internal/datapath/service"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
@@ -29,39 +29,10 @@ type Services interface {
 	Input(namespace, service string) (balance.Input, bool)
 	// Kernel reads what the kernel has of a service port; ID is 0 where it has
 	// nothing.
-	Kernel(balance.Name) (KernelService, error)
+	Kernel(balance.Name) (service.InForce, error)
 	// Dump prints the kernel's maps as text.
 	Dump() (string, error)
 	Status() ServicesStatus
-}
-
-// KernelService is what the kernel's maps hold of a service port.
-type KernelService struct {
-	ID       uint32
-	Sets     map[balance.Set]KernelSet
-	Backends map[netip.AddrPort]KernelBackend
-	Affinity []Affinity
-}
-
-// KernelSet is a set of backends in the kernel's maps.
-type KernelSet struct {
-	IDs []uint32
-	// Tables of Maglev, of numbers of backends; nil where the choice is random.
-	IPv4, IPv6 []uint32
-}
-
-// KernelBackend is a backend in the kernel's maps.
-type KernelBackend struct {
-	ID   uint32
-	Hits uint64 // connections that it was given
-}
-
-// Affinity keeps a client with a backend.
-type Affinity struct {
-	Client  netip.Addr // invalid for one that is known by its Number
-	Number  uint64     // of the network namespace of clients at the socket
-	Backend uint32
-	Left    time.Duration // unless it connects again; not negative
 }
 
 // ServicesStatus sums up what is in force.
@@ -85,15 +56,14 @@ func (n *node) services() (Services, error) {
 	return n.providers.Services()
 }
 
-// DescribeServices fills the part of a status that is about Services. edge is
-// what sees packets from outside first, denied how many networks are on the deny
-// list.
-func DescribeServices(s Services, edge string, denied int) *weftv1.ServicesStatus {
+// DescribeServices fills the part of a status that is about Services; denied is
+// how many networks are on the deny list.
+func DescribeServices(s Services, edge Edge, denied int) *weftv1.ServicesStatus {
 	st := s.Status()
 	out := &weftv1.ServicesStatus{
 		Services: uint32(st.Services), Ports: uint32(st.Ports), Frontends: uint32(st.Frontends), Backends: uint32(st.Backends),
 		SyncSeconds: st.Sync.Seconds(), MaglevTables: uint32(st.MaglevTables), MaglevBytes: st.MaglevBytes,
-		External: sourceName(st.DSR), Xdp: edge, Denied: uint32(denied), Flows: st.Flows, Cut: st.Cut,
+		External: sourceName(st.DSR), Xdp: edge.String(), Denied: uint32(denied), Flows: st.Flows, Cut: st.Cut,
 	}
 	for _, p := range s.Problems() {
 		out.Problems = append(out.Problems, p.String())

@@ -14,6 +14,7 @@ import (
 
 	weftv1 "github.com/weft-mesh/weft/api/weft/v1"
 	"github.com/weft-mesh/weft/internal/balance"
+	"github.com/weft-mesh/weft/internal/datapath/service"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
@@ -109,17 +110,17 @@ func bothFamilies(v4, v6 string) string {
 }
 
 // sharesOf returns how often a set gives each of its backends.
-func sharesOf(p *balance.ServicePort, k *KernelService) map[balance.Set]map[netip.AddrPort]float64 {
+func sharesOf(p *balance.ServicePort, k *service.InForce) map[balance.Set]map[netip.AddrPort]float64 {
 	out := map[balance.Set]map[netip.AddrPort]float64{}
 	for _, s := range p.Sets() {
 		shares := map[netip.AddrPort]float64{}
 		for _, v4 := range []bool{true, false} {
 			of := ofFamily(s.Backends, v4)
-			counts := countEntries(k.Sets[s.Name].table(v4))
+			counts := countEntries(table(k.Sets[s.Name], v4))
 			for _, b := range of {
 				at := netip.AddrPortFrom(b.Addr, b.Port)
 				shares[at] = 1 / float64(len(of))
-				if size := len(k.Sets[s.Name].table(v4)); size > 0 {
+				if size := len(table(k.Sets[s.Name], v4)); size > 0 {
 					shares[at] = float64(counts[k.Backends[at].ID]) / float64(size)
 				}
 			}
@@ -129,7 +130,8 @@ func sharesOf(p *balance.ServicePort, k *KernelService) map[balance.Set]map[neti
 	return out
 }
 
-func (s KernelSet) table(v4 bool) []uint32 {
+// table is the Maglev table of a family; nil where the choice is random.
+func table(s service.Sets, v4 bool) []uint32 {
 	if v4 {
 		return s.IPv4
 	}
@@ -154,7 +156,7 @@ func ofFamily(bs []balance.Backend, v4 bool) []balance.Backend {
 	return out
 }
 
-func showBackend(x *balance.Explained, p *balance.ServicePort, k *KernelService, shares map[balance.Set]map[netip.AddrPort]float64) *weftv1.ServiceBackend {
+func showBackend(x *balance.Explained, p *balance.ServicePort, k *service.InForce, shares map[balance.Set]map[netip.AddrPort]float64) *weftv1.ServiceBackend {
 	at := netip.AddrPortFrom(x.Addr, x.Port)
 	b := &weftv1.ServiceBackend{
 		Address: x.Addr.String(), Port: uint32(x.Port), Pod: x.Pod, Node: x.Node, Zone: x.Zone, State: string(x.State),

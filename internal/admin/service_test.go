@@ -19,6 +19,9 @@ import (
 	weftv1 "github.com/weft-mesh/weft/api/weft/v1"
 	"github.com/weft-mesh/weft/internal/balance"
 	"github.com/weft-mesh/weft/internal/balance/maglev"
+	"github.com/weft-mesh/weft/internal/datapath/deny"
+	"github.com/weft-mesh/weft/internal/datapath/service"
+	"github.com/weft-mesh/weft/internal/datapath/xdp"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
@@ -26,7 +29,7 @@ import (
 type fakeServices struct {
 	tables *state.Tables
 	node   balance.Node
-	kernel map[balance.Name]KernelService
+	kernel map[balance.Name]service.InForce
 	status ServicesStatus
 	err    error
 }
@@ -65,7 +68,7 @@ func (f *fakeServices) Problems() []balance.Problem {
 	return p
 }
 
-func (f *fakeServices) Kernel(n balance.Name) (KernelService, error) { return f.kernel[n], f.err }
+func (f *fakeServices) Kernel(n balance.Name) (service.InForce, error) { return f.kernel[n], f.err }
 
 func (f *fakeServices) Dump() (string, error) { return "services\n", f.err }
 
@@ -125,12 +128,12 @@ func serviceWorld(t *testing.T) (Providers, *fakeServices) {
 		})
 	}
 	txn.Commit()
-	f.kernel = map[balance.Name]KernelService{f.Ports("shop", "web")[0].Name: {
-		ID: 7, Sets: map[balance.Set]KernelSet{balance.InternalSet: {IDs: []uint32{4}}, balance.ClusterSet: {IDs: []uint32{4}}, balance.ExternalSet: {IDs: []uint32{5}}},
-		Backends: map[netip.AddrPort]KernelBackend{
+	f.kernel = map[balance.Name]service.InForce{f.Ports("shop", "web")[0].Name: {
+		ID: 7, Sets: map[balance.Set]service.Sets{balance.InternalSet: {IDs: []uint32{4}}, balance.ClusterSet: {IDs: []uint32{4}}, balance.ExternalSet: {IDs: []uint32{5}}},
+		Backends: map[netip.AddrPort]service.Numbered{
 			netip.MustParseAddrPort("10.244.1.5:8080"): {ID: 11, Hits: 5}, netip.MustParseAddrPort("10.244.2.5:8080"): {ID: 12, Hits: 2},
 		},
-		Affinity: []Affinity{{Number: 77, Backend: 12, Left: 90*time.Minute + time.Millisecond}, {Client: ip("10.244.1.9"), Backend: 11, Left: time.Second}},
+		Affinity: []service.Affinity{{Number: 77, Backend: 12, Left: 90*time.Minute + time.Millisecond}, {Client: ip("10.244.1.9"), Backend: 11, Left: time.Second}},
 	}}
 	p.Node = "node1"
 	p.Services = func() (Services, error) { return f, nil }
@@ -140,7 +143,7 @@ func serviceWorld(t *testing.T) (Providers, *fakeServices) {
 		}
 		return 77, nil
 	}
-	p.Edge = func() string { return "XDP native on eth0" }
+	p.Edge = func() Edge { return Edge{Device: "eth0", XDP: xdp.Native} }
 	return p, f
 }
 
@@ -245,7 +248,7 @@ func TestTraceService(t *testing.T) {
 		}
 		return traceText(r), nil
 	}
-	const only = "backend 10.244.1.5 1, set external, choice only (the only one of the set), at xdp, from the client's address"
+	const only = "backend 10.244.1.5 1, set external, choice only (the only one of the set), at tcx, from the client's address"
 	for _, x := range []struct{ from, to, want string }{
 		{"shop/client", "10.96.0.20:80", "backend 10.244.2.5 1, set internal, choice affinity (it had this one before, for 1h30m0s more), at socket, from the client's address"},
 		{"node", "172.30.0.1:30080", "backend 10.244.1.5 0.5 10.244.2.5 0.5, set cluster, choice random (one of 2), at socket, from the client's address"},
@@ -253,7 +256,7 @@ func TestTraceService(t *testing.T) {
 		{"10.244.1.9", "172.31.0.5:80", "dropped source-range, set cluster, choice  (), at pod, from "},
 		{"outside", "172.30.0.1:30080", only},
 		{"203.0.113.9:4000", "172.31.0.5:80", only},
-		{"198.51.100.1", "172.31.0.5:80", "dropped source-range, set external, choice  (), at xdp, from "},
+		{"198.51.100.1", "172.31.0.5:80", "dropped source-range, set external, choice  (), at tcx, from "},
 		{"shop/far", "172.30.0.1:30080", only},
 		{"outside", "10.96.0.20:80", "no-service, set , choice  (), at , from "},
 		{"outside", "172.30.0.1:81", "no-service, set , choice  (), at , from "},
@@ -300,7 +303,7 @@ func TestTraceMaglev(t *testing.T) {
 	p.Tables.Services.Insert(txn, &web)
 	txn.Commit()
 	name := f.Ports("shop", "web")[0].Name
-	f.kernel[name].Sets[balance.ExternalSet] = KernelSet{IDs: []uint32{5}, IPv4: []uint32{11, 12, 12}}
+	f.kernel[name].Sets[balance.ExternalSet] = service.Sets{IDs: []uint32{5}, IPv4: []uint32{11, 12, 12}}
 	f.status.DSR = true
 	s := start(t, sock(t), p)
 	c := client(t, s.path)
@@ -310,8 +313,12 @@ func TestTraceMaglev(t *testing.T) {
 		t.Fatal(err)
 	}
 	const dsr = "the client's address; a backend of another node answers by itself (DSR)"
-	if got, want := traceText(r), "backend 10.244.1.5 0.33 10.244.2.5 0.67, set external, choice maglev (by the client's address and port, of 3 entries), at xdp, from "+dsr; got != want {
+	if got, want := traceText(r), "backend 10.244.1.5 0.33 10.244.2.5 0.67, set external, choice maglev (by the client's address and port, of 3 entries), at tcx, from "+dsr; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	f.status.DSR = false
+	if r, err = c.TraceService(t.Context(), req); err != nil || r.Where != "xdp or tcx" {
+		t.Errorf("got %v, %v", r, err)
 	}
 	at := netip.MustParseAddrPort("172.30.0.1:30080")
 	for port := range uint16(50) {
@@ -319,17 +326,17 @@ func TestTraceMaglev(t *testing.T) {
 		req.From = from.String()
 		slot := maglev.Hash(from, at, 6) % 3
 		want := []string{"10.244.1.5", "10.244.2.5", "10.244.2.5"}[slot]
-		if r, err = c.TraceService(t.Context(), req); err != nil || len(r.Backends) != 1 || r.Backends[0].Address != want {
+		if r, err = c.TraceService(t.Context(), req); err != nil || len(r.Backends) != 1 || r.Backends[0].Address != want || r.Where != []string{"tcx", "xdp", "xdp"}[slot] {
 			t.Errorf("%s: got %v, %v, want %s", from, r, err, want)
 		}
 	}
 }
 
 // fakeDeny is a deny list with room for 3.
-type fakeDeny struct{ list []Denied }
+type fakeDeny struct{ list []deny.Entry }
 
 func (f *fakeDeny) index(p netip.Prefix) int {
-	return slices.IndexFunc(f.list, func(d Denied) bool { return d.Prefix == p })
+	return slices.IndexFunc(f.list, func(d deny.Entry) bool { return d.Prefix == p })
 }
 
 func (f *fakeDeny) Add(p netip.Prefix) (bool, error) {
@@ -339,7 +346,7 @@ func (f *fakeDeny) Add(p netip.Prefix) (bool, error) {
 	if len(f.list) == 3 {
 		return false, errors.New("deny 1.2.3.4/32: the list is full")
 	}
-	f.list = append(f.list, Denied{Prefix: p, Packets: 3, Bytes: 180})
+	f.list = append(f.list, deny.Entry{Prefix: p, Packets: 3, Bytes: 180})
 	return true, nil
 }
 
@@ -352,8 +359,8 @@ func (f *fakeDeny) Delete(p netip.Prefix) (bool, error) {
 	return true, nil
 }
 
-func (f *fakeDeny) List() ([]Denied, error) { return f.list, nil }
-func (f *fakeDeny) Max() int                { return 3 }
+func (f *fakeDeny) List() ([]deny.Entry, error) { return f.list, nil }
+func (f *fakeDeny) Max() int                    { return 3 }
 
 func TestDeny(t *testing.T) {
 	p, _ := serviceWorld(t)
@@ -389,7 +396,7 @@ func TestDeny(t *testing.T) {
 	if r, err := c.DeleteDenied(t.Context(), &weftv1.DeniedRequest{Cidrs: []string{"2001:db8::1"}}); err != nil || r.Changed != 1 {
 		t.Errorf("delete: %v, %v", r, err)
 	}
-	f.list = append(f.list, Denied{Prefix: netip.MustParsePrefix("172.30.0.2/32")})
+	f.list = append(f.list, deny.Entry{Prefix: netip.MustParsePrefix("172.30.0.2/32")})
 	r, err := c.ListDenied(t.Context(), &weftv1.ListDeniedRequest{})
 	if err != nil || r.MaxEntries != 3 || r.Where != "XDP native on eth0" || len(r.Networks) != 3 ||
 		r.Networks[0].Packets != 3 || r.Networks[0].Problem != "" || r.Networks[2].Problem != "holds 172.30.0.2, an address of node node2" {
@@ -400,7 +407,7 @@ func TestDeny(t *testing.T) {
 func TestDescribeServices(t *testing.T) {
 	_, f := serviceWorld(t)
 	f.status = ServicesStatus{Services: 2, Ports: 3, Frontends: 9, Backends: 4, Err: errors.New("full"), Changed: time.Unix(100, 0), Sync: 1500 * time.Millisecond, MaglevTables: 1, MaglevBytes: 131072, Flows: 6}
-	got := DescribeServices(f, "XDP native on eth0", 2)
+	got := DescribeServices(f, Edge{Device: "eth0", XDP: xdp.Native}, 2)
 	if got.Services != 2 || got.SyncSeconds != 1.5 || got.Error != "full" || got.Denied != 2 || len(got.Problems) != 1 || got.External != "snat" || got.Changed.AsTime().Unix() != 100 {
 		t.Errorf("got %v", got)
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -17,6 +16,8 @@ import (
 	weftv1 "github.com/weft-mesh/weft/api/weft/v1"
 	"github.com/weft-mesh/weft/internal/balance"
 	"github.com/weft-mesh/weft/internal/balance/maglev"
+	"github.com/weft-mesh/weft/internal/datapath/service"
+	"github.com/weft-mesh/weft/internal/datapath/xdp"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
@@ -172,7 +173,7 @@ type trace struct {
 	frontend balance.Frontend
 	set      balance.Set
 	backends []balance.Backend // of the set and the family
-	kernel   KernelService
+	kernel   service.InForce
 }
 
 func (t *trace) run() error {
@@ -231,7 +232,7 @@ func (t *trace) ranges() []netip.Prefix {
 func (t *trace) where() {
 	switch {
 	case !t.client.near:
-		t.out.Where, t.out.WhereWhy = t.edge()
+		t.edge()
 	case t.protocol == corev1.ProtocolSCTP:
 		t.out.Where, t.out.WhereWhy = "pod", "packet by packet, as all SCTP"
 	case t.ranges() != nil:
@@ -241,13 +242,39 @@ func (t *trace) where() {
 	}
 }
 
-// edge is what sees packets from outside first.
-func (t *trace) edge() (where, why string) {
-	text := t.node.edge()
-	if strings.HasPrefix(text, "XDP") {
-		return "xdp", "as it arrives, by " + text
+// edge says what translates packets from outside, once the backend is known: XDP
+// has those of other nodes only.
+func (t *trace) edge() {
+	e := t.node.edge()
+	t.out.Where = "tcx"
+	at := "as it arrives at " + e.Device
+	here, there := t.nodes()
+	switch {
+	case e.XDP == xdp.Off:
+		t.out.WhereWhy = at + "; XDP is off"
+	case e.Tunnel:
+		t.out.WhereWhy = at + "; XDP does not send through tunnels"
+	case !there:
+		t.out.WhereWhy = at + "; XDP is for backends of other nodes"
+	case t.services.Status().DSR:
+		t.out.WhereWhy = at + "; XDP sends on what follows to other nodes"
+	case here:
+		t.out.Where, t.out.WhereWhy = "xdp or tcx", at+": XDP has the backends of other nodes, tcx those of this one"
+	default:
+		t.out.Where, t.out.WhereWhy = "xdp", at+", in "+e.XDP+" mode"
 	}
-	return "tcx", "as it arrives, by " + text
+}
+
+// nodes says whether there are backends here, and elsewhere, to choose from.
+func (t *trace) nodes() (here, there bool) {
+	for _, b := range t.out.Backends {
+		if b.Node == t.node.providers.Node {
+			here = true
+		} else {
+			there = true
+		}
+	}
+	return here, there
 }
 
 // choose says which backend it is.
@@ -278,6 +305,9 @@ func (t *trace) choose() {
 	}
 	t.out.Verdict = "backend"
 	t.pick()
+	if !t.client.near {
+		t.edge()
+	}
 	t.source()
 }
 
@@ -303,7 +333,7 @@ func (t *trace) pick() {
 		t.give(a.Backend)
 		return
 	}
-	table := t.kernel.Sets[t.set].table(t.to.Addr().Is4())
+	table := table(t.kernel.Sets[t.set], t.to.Addr().Is4())
 	switch {
 	case len(t.backends) == 1:
 		t.out.Choice, t.out.ChoiceWhy = "only", "the only one of the set"
@@ -322,9 +352,9 @@ func (t *trace) pick() {
 }
 
 // affinity finds the backend that the client is kept with.
-func (t *trace) affinity() (Affinity, bool) {
+func (t *trace) affinity() (service.Affinity, bool) {
 	if t.port.Affinity == 0 {
-		return Affinity{}, false
+		return service.Affinity{}, false
 	}
 	number, known := uint64(0), false
 	if cookie := t.node.providers.Cookie; cookie != nil && t.out.Where == "socket" {
@@ -341,7 +371,7 @@ func (t *trace) affinity() (Affinity, bool) {
 			return a, true
 		}
 	}
-	return Affinity{}, false
+	return service.Affinity{}, false
 }
 
 func (t *trace) number(b balance.Backend) uint32 {
@@ -375,15 +405,15 @@ func traceBackend(b balance.Backend, share float64) *weftv1.TraceBackend {
 
 // source says what becomes of the client's address.
 func (t *trace) source() {
-	here := func(b *weftv1.TraceBackend) bool { return b.Node == t.node.providers.Node }
+	here, there := t.nodes()
 	switch {
 	case t.client.near && t.out.Where != "socket" && slices.ContainsFunc(t.out.Backends, func(b *weftv1.TraceBackend) bool { return b.Address == t.client.addr.String() }):
 		t.out.Source = "of a connection to itself the gateway's address"
-	case t.client.near || !slices.ContainsFunc(t.out.Backends, func(b *weftv1.TraceBackend) bool { return !here(b) }):
+	case t.client.near || !there:
 		t.out.Source = "the client's address"
 	case t.services.Status().DSR:
 		t.out.Source = "the client's address; a backend of another node answers by itself (DSR)"
-	case slices.ContainsFunc(t.out.Backends, here):
+	case here:
 		t.out.Source = "the client's address towards backends of this node, an address of this node towards others (SNAT)"
 	default:
 		t.out.Source = "an address of this node (SNAT)"

@@ -59,6 +59,9 @@ func denyChange(s IO, cmd *cobra.Command, done string, call func(weftv1.NodeClie
 			if err != nil {
 				return err
 			}
+			if r.Warning != "" {
+				fmt.Fprintln(s.Err, "weft: warning:", r.Warning)
+			}
 			_, err = fmt.Fprintf(s.Out, "%s %s\n", done, plural(uint64(r.Changed), "network"))
 			return err
 		})
@@ -79,6 +82,7 @@ func checkCIDR(s string) error {
 
 // deniedJSON is what "deny list -o json" prints.
 type deniedJSON struct {
+	InForce    bool                `json:"inForce"` // false where XDP is off
 	Where      string              `json:"where"`
 	MaxEntries uint64              `json:"maxEntries"`
 	Networks   []deniedNetworkJSON `json:"networks"`
@@ -102,7 +106,7 @@ func newDenyListCommand(s IO) *cobra.Command {
 		if err != nil {
 			return nil, nil, err
 		}
-		list := &deniedJSON{Where: r.Where, MaxEntries: r.MaxEntries, Networks: each(r.Networks, func(n *weftv1.DeniedNetwork) deniedNetworkJSON {
+		list := &deniedJSON{InForce: r.InForce, Where: r.Where, MaxEntries: r.MaxEntries, Networks: each(r.Networks, func(n *weftv1.DeniedNetwork) deniedNetworkJSON {
 			return deniedNetworkJSON{CIDR: n.Cidr, Packets: n.Packets, Bytes: n.Bytes, Problem: n.Problem}
 		})}
 		return list, func() error { return printDenied(s, list) }, nil
@@ -110,12 +114,16 @@ func newDenyListCommand(s IO) *cobra.Command {
 }
 
 func printDenied(s IO, list *deniedJSON) error {
-	if len(list.Networks) == 0 {
-		_, err := fmt.Fprintf(s.Out, "Nothing is denied (%s).\n", list.Where)
-		return err
-	}
 	p := printer{w: s.Out}
-	p.line("%d of %d networks, dropped by %s.\n", len(list.Networks), list.MaxEntries, list.Where)
+	doing := "dropped by"
+	if !list.InForce {
+		doing = "NOT dropped:"
+	}
+	p.line("%d of %d networks, %s %s.", len(list.Networks), list.MaxEntries, doing, list.Where)
+	if len(list.Networks) == 0 {
+		return p.err
+	}
+	p.line("")
 	p.table([]string{"NETWORK", "PACKETS", "BYTES", "PROBLEM"}, each(list.Networks, func(n deniedNetworkJSON) []string {
 		return []string{n.CIDR, strconv.FormatUint(n.Packets, 10), strconv.FormatUint(n.Bytes, 10), n.Problem}
 	}))

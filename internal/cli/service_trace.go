@@ -29,7 +29,7 @@ type serviceTraceJSON struct {
 	Choice    string             `json:"choice,omitempty"` // affinity, only, random or maglev
 	ChoiceWhy string             `json:"choiceWhy,omitempty"`
 	Backends  []traceBackendJSON `json:"backends"`
-	Where     string             `json:"where,omitempty"` // socket, pod, tcx or xdp
+	Where     string             `json:"where,omitempty"` // socket, pod, tcx, xdp, or "xdp or tcx"
 	WhereWhy  string             `json:"whereWhy,omitempty"`
 	Source    string             `json:"source,omitempty"`
 }

@@ -350,8 +350,8 @@ type ServicesStatus struct {
 	MaglevTables uint32                 `protobuf:"varint,9,opt,name=maglev_tables,json=maglevTables,proto3" json:"maglev_tables,omitempty"`
 	MaglevBytes  uint64                 `protobuf:"varint,10,opt,name=maglev_bytes,json=maglevBytes,proto3" json:"maglev_bytes,omitempty"` // of the kernel's memory
 	External     string                 `protobuf:"bytes,11,opt,name=external,proto3" json:"external,omitempty"`                           // "snat" or "dsr"
-	// Where what comes from outside is translated, such as "native on eth0",
-	// "generic on eth0" or "off: tcx does it".
+	// What sees packets from outside first, such as "XDP native on eth0" or
+	// "XDP off on eth0 (by configuration)": tcx does it then.
 	Xdp           string `protobuf:"bytes,12,opt,name=xdp,proto3" json:"xdp,omitempty"`
 	Denied        uint32 `protobuf:"varint,13,opt,name=denied,proto3" json:"denied,omitempty"` // networks on the deny list
 	Flows         uint64 `protobuf:"varint,14,opt,name=flows,proto3" json:"flows,omitempty"`   // connections that are translated packet by packet
@@ -3725,7 +3725,7 @@ type TraceServiceResponse struct {
 	Choice    string          `protobuf:"bytes,11,opt,name=choice,proto3" json:"choice,omitempty"`
 	ChoiceWhy string          `protobuf:"bytes,12,opt,name=choice_why,json=choiceWhy,proto3" json:"choice_why,omitempty"`
 	Backends  []*TraceBackend `protobuf:"bytes,13,rep,name=backends,proto3" json:"backends,omitempty"` // one, or those that one is taken from
-	Where     string          `protobuf:"bytes,14,opt,name=where,proto3" json:"where,omitempty"`       // "socket", "pod", "tcx" or "xdp"
+	Where     string          `protobuf:"bytes,14,opt,name=where,proto3" json:"where,omitempty"`       // "socket", "pod", "tcx", "xdp", or "xdp or tcx" by the backend
 	WhereWhy  string          `protobuf:"bytes,15,opt,name=where_why,json=whereWhy,proto3" json:"where_why,omitempty"`
 	// Of the packets that go on: "snat" or "dsr" towards another node, "none".
 	Source        string `protobuf:"bytes,16,opt,name=source,proto3" json:"source,omitempty"`
@@ -4162,6 +4162,7 @@ func (x *DeniedRequest) GetCidrs() []string {
 type DeniedResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Changed       uint32                 `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"` // that were not there, or were
+	Warning       string                 `protobuf:"bytes,2,opt,name=warning,proto3" json:"warning,omitempty"`  // why the list does nothing; empty where it is in force
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4201,6 +4202,13 @@ func (x *DeniedResponse) GetChanged() uint32 {
 		return x.Changed
 	}
 	return 0
+}
+
+func (x *DeniedResponse) GetWarning() string {
+	if x != nil {
+		return x.Warning
+	}
+	return ""
 }
 
 type ListDeniedRequest struct {
@@ -4243,7 +4251,8 @@ type ListDeniedResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Networks      []*DeniedNetwork       `protobuf:"bytes,1,rep,name=networks,proto3" json:"networks,omitempty"`
 	MaxEntries    uint64                 `protobuf:"varint,2,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
-	Where         string                 `protobuf:"bytes,3,opt,name=where,proto3" json:"where,omitempty"` // such as "XDP native on eth0"
+	Where         string                 `protobuf:"bytes,3,opt,name=where,proto3" json:"where,omitempty"`                     // such as "XDP native on eth0"
+	InForce       bool                   `protobuf:"varint,4,opt,name=in_force,json=inForce,proto3" json:"in_force,omitempty"` // false where XDP is off
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4297,6 +4306,13 @@ func (x *ListDeniedResponse) GetWhere() string {
 		return x.Where
 	}
 	return ""
+}
+
+func (x *ListDeniedResponse) GetInForce() bool {
+	if x != nil {
+		return x.InForce
+	}
+	return false
 }
 
 type DeniedNetwork struct {
@@ -5429,15 +5445,17 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\x14DumpServicesResponse\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\"%\n" +
 	"\rDeniedRequest\x12\x14\n" +
-	"\x05cidrs\x18\x01 \x03(\tR\x05cidrs\"*\n" +
+	"\x05cidrs\x18\x01 \x03(\tR\x05cidrs\"D\n" +
 	"\x0eDeniedResponse\x12\x18\n" +
-	"\achanged\x18\x01 \x01(\rR\achanged\"\x13\n" +
-	"\x11ListDeniedRequest\"\x7f\n" +
+	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
+	"\awarning\x18\x02 \x01(\tR\awarning\"\x13\n" +
+	"\x11ListDeniedRequest\"\x9a\x01\n" +
 	"\x12ListDeniedResponse\x122\n" +
 	"\bnetworks\x18\x01 \x03(\v2\x16.weft.v1.DeniedNetworkR\bnetworks\x12\x1f\n" +
 	"\vmax_entries\x18\x02 \x01(\x04R\n" +
 	"maxEntries\x12\x14\n" +
-	"\x05where\x18\x03 \x01(\tR\x05where\"m\n" +
+	"\x05where\x18\x03 \x01(\tR\x05where\x12\x19\n" +
+	"\bin_force\x18\x04 \x01(\bR\ainForce\"m\n" +
 	"\rDeniedNetwork\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x18\n" +
 	"\apackets\x18\x02 \x01(\x04R\apackets\x12\x14\n" +
