@@ -254,6 +254,8 @@ func TestTraceService(t *testing.T) {
 		{"node", "172.30.0.1:30080", "backend 10.244.1.5 0.5 10.244.2.5 0.5, set cluster, choice random (one of 2), at socket, from the client's address"},
 		{"shop/host", "10.96.0.20:80", "backend 10.244.1.5 0.5 10.244.2.5 0.5, set internal, choice random (one of 2), at socket, from the client's address"},
 		{"10.244.1.9", "172.31.0.5:80", "dropped source-range, set cluster, choice  (), at pod, from "},
+		{"shop/host", "172.31.0.5:80", "no-service, set , choice  (), at , from "},
+		{"172.30.0.1", "172.31.0.5:80", "no-service, set , choice  (), at , from "},
 		{"outside", "172.30.0.1:30080", only},
 		{"203.0.113.9:4000", "172.31.0.5:80", only},
 		{"198.51.100.1", "172.31.0.5:80", "dropped source-range, set external, choice  (), at tcx, from "},

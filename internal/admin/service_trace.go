@@ -191,8 +191,8 @@ func (t *trace) run() error {
 	t.out.Namespace, t.out.Service, t.out.PortName = t.port.Name.Namespace, t.port.Name.Service, t.port.Name.Port
 	t.out.Frontend = frontend(t.frontend)
 	t.where()
-	if !t.client.near && !t.frontend.Kind.External() {
-		t.out.Verdict, t.out.Where, t.out.WhereWhy = "no-service", "", "a cluster address is for pods and nodes: what comes from elsewhere is not translated"
+	if why := t.untranslated(); why != "" {
+		t.out.Verdict, t.out.Where, t.out.WhereWhy = "no-service", "", why
 		return nil
 	}
 	var err error
@@ -201,6 +201,18 @@ func (t *trace) run() error {
 	}
 	t.choose()
 	return nil
+}
+
+// untranslated says why the client's packets to the frontend go on as they are;
+// empty where they do not.
+func (t *trace) untranslated() string {
+	switch {
+	case !t.client.near && !t.frontend.Kind.External():
+		return "a cluster address is for pods and nodes: what comes from elsewhere is not translated"
+	case t.client.near && t.ranges() != nil && (t.client.kind == "node" || !t.client.addr.IsValid()):
+		return "the Service has source ranges: what processes of the node send goes to the load balancer"
+	}
+	return ""
 }
 
 // find looks for the frontend.
@@ -233,8 +245,6 @@ func (t *trace) where() {
 	switch {
 	case !t.client.near:
 		t.edge()
-	case t.protocol == corev1.ProtocolSCTP:
-		t.out.Where, t.out.WhereWhy = "pod", "packet by packet, as all SCTP"
 	case t.ranges() != nil:
 		t.out.Where, t.out.WhereWhy = "pod", "packet by packet, for who may connect depends on the packet's source address"
 	default:
@@ -297,9 +307,9 @@ func (t *trace) choose() {
 		return
 	}
 	if len(t.backends) == 0 {
-		t.out.Verdict, t.out.Reason = "dropped", "no-backend"
-		if t.out.Where == "socket" {
-			t.out.Verdict, t.out.Reason = "refused", "no-backend"
+		t.out.Verdict, t.out.Reason = "refused", "no-backend"
+		if !t.client.near && t.port.LocalExternal { // a balancer in front of the nodes will try another
+			t.out.Verdict = "dropped"
 		}
 		return
 	}
@@ -411,7 +421,7 @@ func (t *trace) source() {
 		t.out.Source = "of a connection to itself the gateway's address"
 	case t.client.near || !there:
 		t.out.Source = "the client's address"
-	case t.services.Status().DSR:
+	case t.services.Status().DSR && t.client.node == "":
 		t.out.Source = "the client's address; a backend of another node answers by itself (DSR)"
 	case here:
 		t.out.Source = "the client's address towards backends of this node, an address of this node towards others (SNAT)"

@@ -3711,8 +3711,9 @@ type TraceServiceResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Node   string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"` // that answers
 	Client *TraceClient           `protobuf:"bytes,2,opt,name=client,proto3" json:"client,omitempty"`
-	// "backend", "refused" (no backend), "dropped" (with reason), or
-	// "no-service": the address is no frontend, packets go there as they are.
+	// "backend", "refused" (there is none, the client is told), "dropped", or
+	// "no-service": the address is no frontend for this client, packets go there
+	// as they are.
 	Verdict   string           `protobuf:"bytes,3,opt,name=verdict,proto3" json:"verdict,omitempty"`
 	Reason    string           `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`       // of a drop, as weft observe has it
 	Namespace string           `protobuf:"bytes,5,opt,name=namespace,proto3" json:"namespace,omitempty"` // of the Service
