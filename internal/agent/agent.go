@@ -32,6 +32,7 @@ import (
 	"github.com/weft-mesh/weft/internal/ipam"
 	"github.com/weft-mesh/weft/internal/metrics"
 	"github.com/weft-mesh/weft/internal/netdev"
+	"github.com/weft-mesh/weft/internal/services"
 	"github.com/weft-mesh/weft/internal/source/cni"
 	"github.com/weft-mesh/weft/internal/source/file"
 	"github.com/weft-mesh/weft/internal/state"
@@ -56,6 +57,7 @@ type agent struct {
 	maps      *pin.Maps
 	kernel    *kernel
 	enforce   *enforce.Enforcer
+	services  *services.Driver
 	collector *conntrack.Collector
 	forward   *forwarding
 	status    *statusCache
@@ -92,7 +94,7 @@ func newLogger(c LogConfig, w io.Writer) *slog.Logger {
 
 func newAgent(cfg *Config, log *slog.Logger) (_ *agent, err error) {
 	a := &agent{cfg: cfg, log: log, started: time.Now(), gate: &gate{}}
-	a.health = newComponents("source", "node", "datapath", "policy", "cni", "addresses", "routes")
+	a.health = newComponents("source", "node", "datapath", "policy", "services", "cni", "addresses", "routes")
 	defer func() {
 		if err != nil {
 			a.close()
@@ -183,6 +185,10 @@ func (a *agent) run(ctx context.Context) error {
 		Flows:       a.gate,
 		Node:        a.cfg.Node,
 		Policy:      a.gate.Policy,
+		Services:    a.servicesOf,
+		Deny:        a.gate.Deny,
+		Edge:        a.edge,
+		Cookie:      a.net.Cookie,
 		Metrics:     metrics.Handler(a.status.get),
 		WaitApplied: a.waitApplied,
 		Cni:         a.gate,
@@ -230,6 +236,8 @@ func (a *agent) start(ctx context.Context, g *errgroup.Group) error {
 	g.Go(func() error { return a.forward.run(ctx) })
 	g.Go(func() error { return a.collector.Run(ctx) })
 	g.Go(func() error { return a.enforce.Run(ctx) })
+	g.Go(func() error { return a.services.Run(ctx) })
+	g.Go(func() error { return a.keepNeighbors(ctx) })
 	g.Go(func() error { return a.followNode(ctx, self, server) })
 	g.Go(func() error { return a.pruneIdentities(ctx) })
 	g.Go(func() error { return server.Run(ctx) })
@@ -329,8 +337,11 @@ func (a *agent) openDatapath(s *self) error {
 	if err != nil {
 		return fmt.Errorf("cgroupRoot: %w", err)
 	}
-	a.kernel = &kernel{maps: maps, cgroup: root, xdp: a.cfg.Services.XDP}
+	a.kernel = &kernel{maps: maps, cgroup: root, xdp: a.cfg.Services.XDP, reloaded: make(chan struct{}, 1)}
 	if err := a.openPolicy(); err != nil {
+		return err
+	}
+	if err := a.openServices(); err != nil {
 		return err
 	}
 	a.collector = conntrack.New(maps, a.cfg.Conntrack.lifetimes(), a.log)

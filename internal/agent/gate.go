@@ -10,8 +10,10 @@ import (
 	"google.golang.org/grpc/status"
 
 	weftv1 "github.com/weft-mesh/weft/api/weft/v1"
+	"github.com/weft-mesh/weft/internal/datapath/deny"
 	"github.com/weft-mesh/weft/internal/enforce"
 	"github.com/weft-mesh/weft/internal/flow"
+	"github.com/weft-mesh/weft/internal/services"
 	"github.com/weft-mesh/weft/internal/source/cni"
 )
 
@@ -22,7 +24,9 @@ type gate struct {
 	cni   atomic.Pointer[cni.Server]
 	flows atomic.Pointer[flow.Observer]
 
-	enforce atomic.Pointer[enforce.Enforcer]
+	enforce  atomic.Pointer[enforce.Enforcer]
+	services atomic.Pointer[services.Driver]
+	deny     atomic.Pointer[deny.List]
 }
 
 var errStarting = status.Error(codes.Unavailable, "the agent is starting; weft status says what it waits for")

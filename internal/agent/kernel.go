@@ -30,6 +30,8 @@ type kernel struct {
 	cgroup  string // whose sockets services are translated at
 	xdp     string // what mode is asked for
 
+	reloaded chan struct{} // of one: programs and settings are others
+
 	mu sync.RWMutex // protects what follows; held for reading while a pod is attached
 	programs
 	state setting.Node
@@ -40,7 +42,7 @@ type programs struct {
 	pods    *pod.Datapath
 	node    *node.Datapath
 	sockets *lb.Datapath
-	edge    *xdp.Datapath // nil where there is none
+	first   *xdp.Datapath // sees frames first; nil where there is none
 	mode    xdp.Status
 	uplink  string
 }
@@ -56,8 +58,8 @@ func (p *programs) release() error {
 	if p.sockets != nil {
 		errs = append(errs, p.sockets.Close())
 	}
-	if p.edge != nil {
-		errs = append(errs, p.edge.Close())
+	if p.first != nil {
+		errs = append(errs, p.first.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -73,6 +75,10 @@ func (k *kernel) load(s setting.Node, uplink *netdev.Uplink, tunnel *node.Device
 	defer k.mu.Unlock()
 	err := k.release()
 	k.programs, k.state = next, s
+	select {
+	case k.reloaded <- struct{}{}:
+	default:
+	}
 	if err != nil {
 		return fmt.Errorf("close the programs of before: %w", err)
 	}
@@ -107,9 +113,9 @@ func (k *kernel) attach(p *programs, s setting.Node, uplink *netdev.Uplink, tunn
 
 // attachEdge is the only part that auto mode can do without: tcx does the same.
 func (k *kernel) attachEdge(p *programs, s setting.Node, uplink *netdev.Uplink) (err error) {
-	p.edge, err = xdp.Load(k.maps, s, xdp.Device{Name: uplink.Name, Ifindex: uplink.Index, MAC: uplink.MAC})
+	p.first, err = xdp.Load(k.maps, s, xdp.Device{Name: uplink.Name, Ifindex: uplink.Index, MAC: uplink.MAC})
 	if err == nil {
-		p.mode, err = p.edge.Attach(k.xdp)
+		p.mode, err = p.first.Attach(k.xdp)
 	}
 	if err != nil && (k.xdp == xdp.Auto || k.xdp == xdp.Off) {
 		p.mode = xdp.Status{Mode: xdp.Off, Reason: err.Error()}
@@ -118,14 +124,14 @@ func (k *kernel) attachEdge(p *programs, s setting.Node, uplink *netdev.Uplink) 
 	return err
 }
 
-// edgeName says what sees packets from outside first.
-func (k *kernel) edgeName() string {
+// edge returns the uplink, and how XDP is on it.
+func (k *kernel) edge() (device, mode, why string) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	if k.mode.Mode == xdp.Off || k.mode.Mode == "" {
-		return "tcx on " + k.uplink
+	if k.mode.Mode == "" {
+		return k.uplink, xdp.Off, ""
 	}
-	return "XDP " + k.mode.String() + " on " + k.uplink
+	return k.uplink, k.mode.Mode, k.mode.Reason
 }
 
 // cgroupRoot is the folder of the configuration, or the root of all.

@@ -58,6 +58,7 @@ func (c *statusCache) get() *weftv1.StatusResponse {
 	r.Pods = a.pods()
 	c.fillFromKernel(r)
 	r.Events = a.events()
+	r.Services = a.servicesStatus()
 	return r
 }
 
@@ -156,6 +157,9 @@ func (a *agent) waitApplied(ctx context.Context, generation uint64) (uint64, []s
 		return 0, nil, notInForce(ctx, err)
 	}
 	if err := a.applyPolicy(ctx); err != nil {
+		return 0, nil, notInForce(ctx, err)
+	}
+	if err := a.services.Apply(); err != nil {
 		return 0, nil, notInForce(ctx, err)
 	}
 	return a.source.Generation(), a.sourceErrors(), nil

@@ -266,6 +266,7 @@ func (x *plan) edit(s *set, list []balance.Backend) {
 		}
 		e.slots = e.slots[:last]
 	}
+	e.changed = slices.DeleteFunc(e.changed, func(i int) bool { return i >= len(e.slots) })
 	x.edits = append(x.edits, e)
 	s.edit = e
 }

@@ -54,14 +54,12 @@ var setNames = [roles]balance.Set{internal: balance.InternalSet, cluster: balanc
 type Reader struct {
 	w                  *Writer
 	backends, affinity *ebpf.Map
-	flows, sockets     *ebpf.Map
 }
 
 // NewReader returns a reader of the maps that w writes.
 func NewReader(m *pin.Maps, w *Writer) *Reader {
 	return &Reader{
 		w: w, backends: m.Map("weft_backends"), affinity: m.Map("weft_affinity"),
-		flows: m.Map("weft_service_flows"), sockets: m.Map("weft_service_sockets"),
 	}
 }
 

@@ -225,6 +225,8 @@ func networkOrder(v uint16) uint16 {
 
 func nativeWord(b []byte) uint32 { return binary.NativeEndian.Uint32(b) }
 
+func putNativeWord(b []byte, w uint32) { binary.NativeEndian.PutUint32(b, w) }
+
 // frontendOf returns where a key is.
 func frontendOf(k *serviceKey) netip.AddrPort {
 	return netip.AddrPortFrom(addrOf(k.Addr), networkOrder(k.Port))
