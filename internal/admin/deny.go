@@ -28,12 +28,13 @@ type Deny interface {
 	Max() int
 }
 
-// Edge is what sees packets from outside first.
+// Edge is what sees packets from outside first, and how they go on.
 type Edge struct {
 	Device string // the uplink
 	XDP    string // mode that is in force: xdp.Native, xdp.Generic or xdp.Off
 	Why    string // why it is not what was asked for; may be empty
 	Tunnel bool   // between nodes: XDP has the deny list only
+	DSR    bool   // backends of other nodes answer by themselves, else SNAT
 }
 
 // String is such as "XDP native on eth0".

@@ -94,7 +94,8 @@ type Providers struct {
 	Services func() (Services, error)
 	// Deny returns the deny list in the same way; nil for none.
 	Deny func() (Deny, error)
-	// Edge tells what sees packets from outside first. Nil: XDP is off.
+	// Edge tells what sees packets from outside first. Nil: XDP is off. It must
+	// not block.
 	Edge func() Edge
 	// Cookie returns the number of a network namespace by its path, and of the
 	// node's own by ""; (*netdev.Net).Cookie does. Nil: not known.

@@ -14,11 +14,12 @@ import (
 	weftv1 "github.com/weft-mesh/weft/api/weft/v1"
 	"github.com/weft-mesh/weft/internal/balance"
 	"github.com/weft-mesh/weft/internal/datapath/service"
+	"github.com/weft-mesh/weft/internal/services"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
-// Services tells which Services are in force on this node. What it returns
-// stays as it is.
+// Services tells which Services are in force on this node; *services.Driver
+// does. What it returns stays as it is.
 type Services interface {
 	// Ports returns the service ports in force, in order of name: those of one
 	// Service, or all where both names are empty.
@@ -32,20 +33,7 @@ type Services interface {
 	Kernel(balance.Name) (service.InForce, error)
 	// Dump prints the kernel's maps as text.
 	Dump() (string, error)
-	Status() ServicesStatus
-}
-
-// ServicesStatus sums up what is in force.
-type ServicesStatus struct {
-	Services, Ports, Frontends, Backends int
-	Err                                  error         // why the last change is not in force
-	Changed                              time.Time     // of the last that is
-	Sync                                 time.Duration // that it took
-	MaglevTables                         int
-	MaglevBytes                          uint64
-	DSR                                  bool // else SNAT
-	Flows                                uint64
-	Cut                                  uint64 // sockets
+	Status() services.Status
 }
 
 // services returns the provider, once there is one.
@@ -62,8 +50,8 @@ func DescribeServices(s Services, edge Edge, denied int) *weftv1.ServicesStatus 
 	st := s.Status()
 	out := &weftv1.ServicesStatus{
 		Services: uint32(st.Services), Ports: uint32(st.Ports), Frontends: uint32(st.Frontends), Backends: uint32(st.Backends),
-		SyncSeconds: st.Sync.Seconds(), MaglevTables: uint32(st.MaglevTables), MaglevBytes: st.MaglevBytes,
-		External: sourceName(st.DSR), Xdp: edge.String(), Denied: uint32(denied), Flows: st.Flows, Cut: st.Cut,
+		SyncSeconds: st.Sync.Seconds(), MaglevTables: uint32(st.Maglev.Tables), MaglevBytes: st.Maglev.Bytes,
+		External: sourceName(edge.DSR), Xdp: edge.String(), Denied: uint32(denied), Flows: st.Flows.Live, Cut: st.Cut,
 	}
 	for _, p := range s.Problems() {
 		out.Problems = append(out.Problems, p.String())

@@ -22,6 +22,7 @@ import (
 	"github.com/weft-mesh/weft/internal/datapath/deny"
 	"github.com/weft-mesh/weft/internal/datapath/service"
 	"github.com/weft-mesh/weft/internal/datapath/xdp"
+	"github.com/weft-mesh/weft/internal/services"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
@@ -30,7 +31,8 @@ type fakeServices struct {
 	tables *state.Tables
 	node   balance.Node
 	kernel map[balance.Name]service.InForce
-	status ServicesStatus
+	status services.Status
+	edge   Edge
 	err    error
 }
 
@@ -72,7 +74,7 @@ func (f *fakeServices) Kernel(n balance.Name) (service.InForce, error) { return 
 
 func (f *fakeServices) Dump() (string, error) { return "services\n", f.err }
 
-func (f *fakeServices) Status() ServicesStatus { return f.status }
+func (f *fakeServices) Status() services.Status { return f.status }
 
 // endpoint is a pod with an address, on a node in zone a.
 func endpoint(pod, ip, node string, ready bool) discoveryv1.Endpoint {
@@ -143,7 +145,8 @@ func serviceWorld(t *testing.T) (Providers, *fakeServices) {
 		}
 		return 77, nil
 	}
-	p.Edge = func() Edge { return Edge{Device: "eth0", XDP: xdp.Native} }
+	f.edge = Edge{Device: "eth0", XDP: xdp.Native}
+	p.Edge = func() Edge { return f.edge }
 	return p, f
 }
 
@@ -306,7 +309,7 @@ func TestTraceMaglev(t *testing.T) {
 	txn.Commit()
 	name := f.Ports("shop", "web")[0].Name
 	f.kernel[name].Sets[balance.ExternalSet] = service.Sets{IDs: []uint32{5}, IPv4: []uint32{11, 12, 12}}
-	f.status.DSR = true
+	f.edge.DSR = true
 	s := start(t, sock(t), p)
 	c := client(t, s.path)
 	req := &weftv1.TraceServiceRequest{From: "198.51.100.1", Address: "172.30.0.1", Port: 30080, Protocol: "TCP"}
@@ -318,7 +321,7 @@ func TestTraceMaglev(t *testing.T) {
 	if got, want := traceText(r), "backend 10.244.1.5 0.33 10.244.2.5 0.67, set external, choice maglev (by the client's address and port, of 3 entries), at tcx, from "+dsr; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	f.status.DSR = false
+	f.edge.DSR = false
 	if r, err = c.TraceService(t.Context(), req); err != nil || r.Where != "xdp or tcx" {
 		t.Errorf("got %v, %v", r, err)
 	}
@@ -408,9 +411,13 @@ func TestDeny(t *testing.T) {
 
 func TestDescribeServices(t *testing.T) {
 	_, f := serviceWorld(t)
-	f.status = ServicesStatus{Services: 2, Ports: 3, Frontends: 9, Backends: 4, Err: errors.New("full"), Changed: time.Unix(100, 0), Sync: 1500 * time.Millisecond, MaglevTables: 1, MaglevBytes: 131072, Flows: 6}
+	f.status = services.Status{Services: 2, Ports: 3, Frontends: 9, Backends: 4, Err: errors.New("full"), Changed: time.Unix(100, 0), Sync: 1500 * time.Millisecond, Maglev: service.MaglevStats{Tables: 1, Bytes: 131072}, Flows: service.FlowStats{Live: 6}}
 	got := DescribeServices(f, Edge{Device: "eth0", XDP: xdp.Native}, 2)
-	if got.Services != 2 || got.SyncSeconds != 1.5 || got.Error != "full" || got.Denied != 2 || len(got.Problems) != 1 || got.External != "snat" || got.Changed.AsTime().Unix() != 100 {
+	if got.Services != 2 || got.SyncSeconds != 1.5 || got.Error != "full" || got.Denied != 2 || len(got.Problems) != 1 || got.External != "snat" || got.Flows != 6 || got.MaglevBytes != 131072 || got.Xdp != "XDP native on eth0" || got.Changed.AsTime().Unix() != 100 {
 		t.Errorf("got %v", got)
 	}
 }
+
+var _ Services = (*services.Driver)(nil)
+
+var _ Deny = (*deny.List)(nil)

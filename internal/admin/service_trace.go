@@ -266,7 +266,7 @@ func (t *trace) edge() {
 		t.out.WhereWhy = at + "; XDP does not send through tunnels"
 	case !there:
 		t.out.WhereWhy = at + "; XDP is for backends of other nodes"
-	case t.services.Status().DSR:
+	case t.node.edge().DSR:
 		t.out.WhereWhy = at + "; XDP sends on what follows to other nodes"
 	case here:
 		t.out.Where, t.out.WhereWhy = "xdp or tcx", at+": XDP has the backends of other nodes, tcx those of this one"
@@ -421,7 +421,7 @@ func (t *trace) source() {
 		t.out.Source = "of a connection to itself the gateway's address"
 	case t.client.near || !there:
 		t.out.Source = "the client's address"
-	case t.services.Status().DSR && t.client.node == "":
+	case t.node.edge().DSR && t.client.node == "":
 		t.out.Source = "the client's address; a backend of another node answers by itself (DSR)"
 	case here:
 		t.out.Source = "the client's address towards backends of this node, an address of this node towards others (SNAT)"

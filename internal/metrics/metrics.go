@@ -47,7 +47,7 @@ var (
 	services     = describe("services", "Services that have frontends on this node.")
 	servicePorts = describe("service_ports", "Service ports that are balanced.")
 	frontends    = describe("service_frontends", "Addresses and ports of Services.")
-	backends     = describe("service_backends", "Distinct backends of Services.")
+	backends     = describe("service_backends", "Backends of all service ports.")
 	problems     = describe("service_problems", "What of Services and EndpointSlices is left out.")
 	inForce      = describe("services_in_force", "1 where the last change of Services is in force.")
 	syncTime     = describe("services_sync_seconds", "Time that the last change of Services took.")

@@ -340,7 +340,7 @@ type ServicesStatus struct {
 	Services  uint32                 `protobuf:"varint,1,opt,name=services,proto3" json:"services,omitempty"` // that have frontends here
 	Ports     uint32                 `protobuf:"varint,2,opt,name=ports,proto3" json:"ports,omitempty"`       // service ports
 	Frontends uint32                 `protobuf:"varint,3,opt,name=frontends,proto3" json:"frontends,omitempty"`
-	Backends  uint32                 `protobuf:"varint,4,opt,name=backends,proto3" json:"backends,omitempty"` // distinct addresses, ports and protocols
+	Backends  uint32                 `protobuf:"varint,4,opt,name=backends,proto3" json:"backends,omitempty"` // of all service ports
 	// What of Services and EndpointSlices is left out.
 	Problems []string `protobuf:"bytes,5,rep,name=problems,proto3" json:"problems,omitempty"`
 	// Why the last change is not in force; empty where it is.
