@@ -20,6 +20,10 @@ import (
 // the machine to what is being waited for.
 const pace = 250 * time.Microsecond
 
+// attempt is how long a probe lets one connect take: the kernel would repeat a
+// lost SYN only after a second.
+const attempt = 20 * time.Millisecond
+
 // ask is what a probe is told, one line of JSON each: connect to a service
 // until the backend that answers is the one that is wanted.
 type ask struct {
@@ -108,11 +112,20 @@ func sleepUntil(at time.Duration) {
 
 // whoAnswers connects and reads which address the server was reached at.
 func whoAnswers(service netip.AddrPort) (netip.Addr, error) {
-	fd, err := dial(service)
+	fd, sa, err := dialer(service)
 	if err != nil {
 		return netip.Addr{}, err
 	}
 	defer unix.Close(fd)
+	if err := setTimeout(fd, unix.SO_SNDTIMEO, attempt); err != nil {
+		return netip.Addr{}, err
+	}
+	if err := connect(fd, sa); err != nil {
+		return netip.Addr{}, fmt.Errorf("connect to %s: %w", service, err)
+	}
+	if err := prepare(fd); err != nil {
+		return netip.Addr{}, err
+	}
 	var text [64]byte
 	n, errno := rawRead(fd, text[:])
 	if errno != 0 {

@@ -38,22 +38,25 @@ type Task struct {
 // second, once its input ends or its load is over, its report; the client
 // prints its report.
 func Process(role string, args []string, in io.Reader, out, errs io.Writer) int {
-	if err := process(role, args, in, out); err != nil {
+	if err := process(role, args, in, out, errs); err != nil {
 		fmt.Fprintf(errs, "bench %s: %v\n", role, err)
 		return 1
 	}
 	return 0
 }
 
-func process(role string, args []string, in io.Reader, out io.Writer) error {
+func process(role string, args []string, in io.Reader, out, errs io.Writer) error {
 	var task Task
 	if len(args) != 1 {
 		return fmt.Errorf("%d arguments: one task", len(args))
 	}
+	if role == "node" {
+		return processNode(args[0], in, out, errs)
+	}
 	if err := json.Unmarshal([]byte(args[0]), &task); err != nil {
 		return fmt.Errorf("task: %w", err)
 	}
-	if err := pin(task.CPU); err != nil {
+	if err := stayOn(task.CPU); err != nil {
 		return err
 	}
 	switch role {
@@ -65,7 +68,7 @@ func process(role string, args []string, in io.Reader, out io.Writer) error {
 	case "probe":
 		return processProbe(in, out)
 	}
-	return fmt.Errorf("role %q: client, server or probe", role)
+	return fmt.Errorf("role %q: client, server, probe or node", role)
 }
 
 func processServer(task Task, in io.Reader, out io.Writer) error {
@@ -84,8 +87,8 @@ func processServer(task Task, in io.Reader, out io.Writer) error {
 	return errors.Join(err, json.NewEncoder(out).Encode(report))
 }
 
-// pin keeps this process, with threads that are yet to come, on one processor.
-func pin(cpu int) error {
+// stayOn keeps this process, with threads that are yet to come, on one processor.
+func stayOn(cpu int) error {
 	if cpu < 0 {
 		return nil
 	}

@@ -31,13 +31,13 @@ type ServicesPlan struct {
 	Pause   time.Duration `json:"pause_ns"`
 	Budget  time.Duration `json:"budget_ns"`
 	// Of the connections; see Plan and Load.
-	Rounds      int                 `json:"rounds"`
-	Warmup      time.Duration       `json:"warmup_ns"`
-	Duration    time.Duration       `json:"duration_ns"`
-	Pin         bool                `json:"pin"`
-	Calibration time.Duration       `json:"calibration_ns"`
-	Self        []string            `json:"-"`
-	Progress    func(string)        `json:"-"`
+	Rounds      int           `json:"rounds"`
+	Warmup      time.Duration `json:"warmup_ns"`
+	Duration    time.Duration `json:"duration_ns"`
+	Pin         bool          `json:"pin"`
+	Calibration time.Duration `json:"calibration_ns"`
+	Self        []string      `json:"-"`
+	Progress    func(string)  `json:"-"`
 }
 
 func (p *ServicesPlan) validate() error {
@@ -96,7 +96,9 @@ type Changes struct {
 // Memory is what an implementation has in use, in bytes.
 type Memory struct {
 	Heap   uint64 `json:"heap"`   // of the agent, after a collection
-	Kernel uint64 `json:"kernel"` // of its maps
+	Kernel uint64 `json:"kernel"` // of its maps' entries
+	// KernelEmpty is of the maps without any entry, as their configured sizes make it.
+	KernelEmpty uint64 `json:"kernel_empty"`
 }
 
 // translator makes services of a node's network.
@@ -129,7 +131,12 @@ func (p ServicesPlan) stages(site *Site) (out []*stage, err error) {
 		return nil
 	}
 	for _, n := range p.Counts {
-		_ = n
+		err := add(weftName(n), "weft: programs at the sockets of the client's cgroup", n, func(f fleet, on *node) translator {
+			return newWeft(p.Self, f, on)
+		})
+		if err != nil {
+			return out, err
+		}
 	}
 	if p.KubeProxy == "" {
 		return out, nil

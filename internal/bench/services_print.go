@@ -19,7 +19,8 @@ func (r *ServicesResult) Print(out io.Writer) error {
 		n.print(t)
 	}
 	w.flush(t)
-	w.printf("  start: of the process to the first connection by the last service; sync: of that, writing to the kernel\n\n")
+	w.printf("  start: of the process to the first connection by the last service; sync: of that, writing to the kernel\n")
+	w.printf("  failed: connections while a change was waited for; kernel: BPF maps, empty + what is in them\n\n")
 	if w.err != nil {
 		return w.err
 	}
@@ -29,7 +30,7 @@ func (r *ServicesResult) Print(out io.Writer) error {
 func (n *NodeResult) print(t *writer) {
 	heap, kernel := "", ""
 	if n.Memory != nil {
-		heap, kernel = megabytes(n.Memory.Heap), megabytes(n.Memory.Kernel)
+		heap, kernel = megabytes(n.Memory.Heap), megabytes(n.Memory.KernelEmpty)+" + "+megabytes(n.Memory.Kernel)
 	}
 	t.printf("%s\t%.2f\t%.3f\t", n.Target, n.Start, n.Sync)
 	if len(n.Changes) == 0 {

@@ -34,7 +34,8 @@ is built for the run:
   plain-vxlan   the same through VXLAN devices of the kernel`,
 	}
 	cmd.AddCommand(newBenchRRCommand(s), newBenchStreamCommand(s), newBenchNetCommand(s), newBenchServicesCommand(s),
-		newBenchProcessCommand(s, "client"), newBenchProcessCommand(s, "server"), newBenchProcessCommand(s, "probe"))
+		newBenchProcessCommand(s, "client"), newBenchProcessCommand(s, "server"), newBenchProcessCommand(s, "probe"),
+		newBenchProcessCommand(s, "node"))
 	return cmd
 }
 
