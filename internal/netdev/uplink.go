@@ -17,6 +17,7 @@ type Uplink struct {
 	Index int
 	MTU   int
 	MAC   net.HardwareAddr
+	Kind  string         // of a virtual device: "veth", "bond", …; "device" of others
 	Addrs []netip.Prefix // with the prefix length of their network, link-local ones included
 }
 
@@ -32,7 +33,7 @@ func (n *Net) Uplink(name string) (*Uplink, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list addresses of uplink %s: %w", a.Name, err)
 	}
-	u := &Uplink{Name: a.Name, Index: a.Index, MTU: a.MTU, MAC: a.HardwareAddr}
+	u := &Uplink{Name: a.Name, Index: a.Index, MTU: a.MTU, MAC: a.HardwareAddr, Kind: link.Type()}
 	for _, x := range addrs {
 		u.Addrs = append(u.Addrs, prefix(x.IPNet))
 	}

@@ -65,8 +65,22 @@ func (m *Maps) DetachXDP(device string) error {
 	return errors.Join(m.detachXDP(device, XDPNative), m.detachXDP(device, XDPGeneric))
 }
 
+// detachXDP detaches before it removes the pin: a link whose last reference goes
+// is taken off some time later, and the other mode is refused until then.
 func (m *Maps) detachXDP(device string, mode XDPMode) error {
-	if err := os.Remove(m.linkPath(device, mode.hook())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	path := m.linkPath(device, mode.hook())
+	l, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("open the XDP link of %s: %w", device, err)
+	}
+	defer l.Close()
+	if err := l.Detach(); err != nil {
+		return fmt.Errorf("detach XDP from %s: %w", device, err)
+	}
+	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("remove the XDP link of %s: %w", device, err)
 	}
 	return nil

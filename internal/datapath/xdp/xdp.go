@@ -22,12 +22,13 @@ type Device struct {
 	Name    string
 	Ifindex int
 	MAC     net.HardwareAddr
+	Kind    string // of a virtual device: "veth", "bond", …
 }
 
 // Modes that can be asked for.
 const (
 	Off     = "off"
-	Auto    = "auto" // native where the driver has it, else generic
+	Auto    = "auto" // native where the driver has it and does not lose by it, else generic
 	Native  = string(pin.XDPNative)
 	Generic = string(pin.XDPGeneric)
 )
@@ -127,7 +128,10 @@ func (d *Datapath) auto(put func(pin.XDPMode) error) (Status, error) {
 		}
 		return Status{Mode: Generic, Reason: "as it was before this agent"}, nil
 	}
-	native := put(pin.XDPNative)
+	native := errVeth
+	if d.device.Kind != "veth" {
+		native = put(pin.XDPNative)
+	}
 	if native == nil {
 		return Status{Mode: Native}, nil
 	}
@@ -136,6 +140,10 @@ func (d *Datapath) auto(put func(pin.XDPMode) error) (Status, error) {
 	}
 	return Status{Mode: Generic, Reason: native.Error()}, nil
 }
+
+// errVeth is why Auto does without: streams to pods have a third of their speed
+// then, and the peer loses what is sent to it unless it has a program too.
+var errVeth = errors.New("native XDP slows a veth device down")
 
 // prune takes the program off devices that are not the uplink any more.
 func (d *Datapath) prune() error {

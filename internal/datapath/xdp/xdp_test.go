@@ -124,8 +124,6 @@ type left struct {
 }
 
 func leftToTCX(f pt.Family) []left {
-	none := netip.AddrPort{}
-	_ = none
 	replace := func(flags uint32, backends ...netip.AddrPort) func(*fixture, pt.Family, uint8) {
 		return func(fix *fixture, f pt.Family, protocol uint8) {
 			fix.service(frontend{f.Node, nodePort, protocol, 20, flags, backends})
@@ -162,7 +160,7 @@ func leftToTCX(f pt.Family) []left {
 		{name: "wrong version", raw: func(b []byte) []byte { b[14] ^= 0x20; return b }},
 		{name: "nothing but Ethernet", raw: func(b []byte) []byte { return b[:14] }},
 		{name: "cut off in the IP header", raw: func(b []byte) []byte { return b[:30] }},
-		{name: "checksum left to a device", raw: nil, change: nil, before: nil},
+		{name: "checksum left to a device"}, // see TestLeft
 	}
 }
 
@@ -307,7 +305,7 @@ func TestAnswersLeft(t *testing.T) {
 	})
 }
 
-// TestHairpin: flows that only tcx serves.
+// TestOthersFlows: flows that only tcx serves.
 func TestOthersFlows(t *testing.T) {
 	fix := newFixture(t, nil)
 	for name, flags := range map[string]pin.KernelServiceFlowFlag{
