@@ -238,11 +238,6 @@ func (r *round) run() {
 	r.addTables()
 	r.changeSlots()
 	r.switchFrontends()
-	for _, x := range r.plans {
-		if x.err != nil {
-			r.w.undo(x)
-		}
-	}
 	r.dropFrontends()
 	r.dropMembers()
 	r.dropRanges()
@@ -307,10 +302,12 @@ func (b *writes[K, V]) run(to interface {
 	}
 }
 
-// refuse is for entries without which nothing of a plan is made.
-func refuse[K any](name string, size int) func(*plan, K, error) bool {
+// refuse is for entries without which nothing of a plan is made. What was written
+// of it makes room for others at once: no program can find it yet.
+func refuse[K any](w *Writer, name string, size int) func(*plan, K, error) bool {
 	return func(x *plan, _ K, err error) bool {
 		x.err = &Error{Name: x.port.name, Map: name, Size: size, Err: err}
+		w.undo(x)
 		return true
 	}
 }
@@ -333,7 +330,7 @@ func (r *round) addBackends() {
 			m.here = true
 		}
 	})
-	b.run(r.w.kernel.backends, &r.w.writes.Backends, refuse[uint32]("backends", r.w.kernel.backends.size()))
+	b.run(r.w.kernel.backends, &r.w.writes.Backends, refuse[uint32](r.w, "backends", r.w.kernel.backends.size()))
 }
 
 func (r *round) addSlots() {
@@ -354,7 +351,7 @@ func (r *round) addSlots() {
 			}
 		}
 	})
-	b.run(r.w.kernel.slots, &r.w.writes.Slots, refuse[slotKey]("slots", r.w.kernel.slots.size()))
+	b.run(r.w.kernel.slots, &r.w.writes.Slots, refuse[slotKey](r.w, "slots", r.w.kernel.slots.size()))
 }
 
 func (r *round) addMembers() {
@@ -376,7 +373,7 @@ func (r *round) addMembers() {
 			}
 		}
 	})
-	b.run(r.w.kernel.members, &r.w.writes.Members, refuse[memberKey]("members", r.w.kernel.members.size()))
+	b.run(r.w.kernel.members, &r.w.writes.Members, refuse[memberKey](r.w, "members", r.w.kernel.members.size()))
 }
 
 func (r *round) addRanges() {
@@ -386,7 +383,7 @@ func (r *round) addRanges() {
 			b.add(x, k, 1)
 		}
 	})
-	b.run(r.w.kernel.ranges, &r.w.writes.Ranges, refuse[rangeKey]("source_ranges", r.w.kernel.ranges.size()))
+	b.run(r.w.kernel.ranges, &r.w.writes.Ranges, refuse[rangeKey](r.w, "source_ranges", r.w.kernel.ranges.size()))
 }
 
 // missing returns those of a that b lacks; both are in order.
@@ -660,22 +657,30 @@ func (w *Writer) removeRanges(gone []ownRange) error {
 	return err
 }
 
-// undo forgets a plan that is not made.
+// undo removes what was written of a plan that is not made.
 func (w *Writer) undo(x *plan) {
-	g := &w.garbage
+	g := garbage{sets: x.fresh, ranges: appendRanges(nil, x.port, missing(x.ranges, x.port.ranges))}
 	for s := range x.sets.each {
-		if x.header.affinity != 0 && !s.members {
+		if x.header.affinity != 0 && !s.members && !slices.Contains(x.fresh, s) {
 			g.members = appendMembers(g.members, s, s.after())
 		}
 	}
-	g.sets = append(g.sets, x.fresh...)
+	for _, s := range x.fresh {
+		g.members = appendMembers(g.members, s, s.slots)
+	}
 	for _, e := range x.edits {
 		g.members = appendMembers(g.members, e.set, e.added)
-		w.shrink(e.set, len(e.set.slots))
+		g.shrunk = append(g.shrunk, shrunk{e.set, len(e.set.slots)})
 		e.set.edit = nil
 	}
-	g.ranges = appendRanges(g.ranges, x.port, missing(x.ranges, x.port.ranges))
+	for _, b := range x.makes {
+		if b.here {
+			g.backends = append(g.backends, b.id)
+			b.here = false
+		}
+	}
 	w.sweepPool(x.port)
+	_ = w.collect(g) // what fails is left to Collect
 }
 
 // shrink has Collect remove the slots of a set from n on.

@@ -411,9 +411,9 @@ func (s state) changes() []Change {
 // the maps after each single write.
 func TestNoGaps(t *testing.T) {
 	steps := 0
-	seeds := uint64(120)
+	seeds := uint64(40)
 	if testing.Short() {
-		seeds = 40
+		seeds = 10
 	}
 	for seed := range seeds {
 		steps += runSequence(t, seed)
