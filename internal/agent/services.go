@@ -60,26 +60,10 @@ func (a *agent) reportServices(err error) {
 	a.health.waits("services", "not all in force, what was before is: "+err.Error())
 }
 
-// servicesView is the driver as the node API wants it.
-type servicesView struct {
-	*services.Driver
-	dsr bool
-}
-
-// Status implements admin.Services.
-func (v servicesView) Status() admin.ServicesStatus {
-	s := v.Driver.Status()
-	return admin.ServicesStatus{
-		Services: s.Services, Ports: s.Ports, Frontends: s.Frontends, Backends: s.Backends,
-		Err: s.Err, Changed: s.Changed, Sync: s.Sync,
-		MaglevTables: s.Maglev.Tables, MaglevBytes: s.Maglev.Bytes, DSR: v.dsr, Flows: s.Flows.Live, Cut: s.Cut,
-	}
-}
-
 // servicesOf returns what tells about Services, once they are read.
 func (a *agent) servicesOf() (admin.Services, error) {
 	if d := a.gate.services.Load(); d != nil {
-		return servicesView{d, a.cfg.Services.External == "dsr"}, nil
+		return d, nil
 	}
 	return nil, errStarting
 }
@@ -106,7 +90,7 @@ func (a *agent) servicesStatus() *weftv1.ServicesStatus {
 
 // edge tells what sees packets from outside first.
 func (a *agent) edge() admin.Edge {
-	e := admin.Edge{XDP: xdp.Off, Tunnel: a.cfg.Datapath.Tunnel == "vxlan"}
+	e := admin.Edge{XDP: xdp.Off, Tunnel: a.cfg.Datapath.Tunnel == "vxlan", DSR: a.cfg.Services.External == "dsr"}
 	if a.gate.services.Load() != nil { // and so the kernel is there
 		e.Device, e.XDP, e.Why = a.kernel.edge()
 	}
