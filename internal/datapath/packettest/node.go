@@ -211,13 +211,7 @@ func (n *Node) Settings() setting.Node {
 // Reset empties what packets leave in the tables, and forgets events.
 func (n *Node) Reset() {
 	n.t.Helper()
-	for _, name := range []string{"weft_conntrack", "weft_nat", "weft_fragments", "weft_service_flows", "weft_affinity"} {
-		m := n.Maps.Map(name)
-		key := make([]byte, m.KeySize())
-		for m.NextKey(nil, &key) == nil {
-			n.check(m.Delete(key), "empty "+name)
-		}
-	}
+	n.empty("weft_conntrack", "weft_nat", "weft_fragments", "weft_service_flows", "weft_affinity")
 	n.Forget()
 }
 

@@ -63,6 +63,12 @@ type Extension struct {
 // V6 says which family the packet belongs to.
 func (p Packet) V6() bool { return p.Src.Is6() }
 
+// AddrPortSrc is the packet's source, with its port.
+func (p Packet) AddrPortSrc() netip.AddrPort { return netip.AddrPortFrom(p.Src, p.Sport) }
+
+// AddrPortDst is the packet's destination, with its port.
+func (p Packet) AddrPortDst() netip.AddrPort { return netip.AddrPortFrom(p.Dst, p.Dport) }
+
 // With returns a copy that f has changed.
 func (p Packet) With(f func(*Packet)) Packet {
 	f(&p)

@@ -39,6 +39,7 @@ type Want struct {
 	Events  []string // see FormatEvent
 	Conns   []string // the whole connection table; see Conns
 	NAT     []string // the whole masquerading table; see NAT
+	Flows   []string // the whole table of translated connections; see Flows
 }
 
 // Step runs prog on one packet and compares all that came of it.
@@ -73,6 +74,7 @@ func (n *Node) Step(t testing.TB, prog *ebpf.Program, in In, want Want) Out {
 	diff(t, "events", want.Events, events)
 	diff(t, "connections", want.Conns, n.Conns())
 	diff(t, "masquerading table", want.NAT, n.NAT())
+	diff(t, "translated connections", want.Flows, n.Flows())
 	return out
 }
 
@@ -152,6 +154,8 @@ func FormatEvent(e pin.KernelEvent) string {
 		end(e.Src, e.Sport), end(e.Dst, e.Dport), e.SrcIdentity, e.DstIdentity)
 }
 
+func nativeUint32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
 // HostPort turns a 16-bit field in network order, as read from memory, into a
 // number, and the other way round.
 func HostPort(v uint16) uint16 {
@@ -172,6 +176,7 @@ var flagNames = []struct {
 	{pin.KernelCtFlagCT_FIN_ORIG, "fin"}, {pin.KernelCtFlagCT_FIN_REPLY, "fin-reply"},
 	{pin.KernelCtFlagCT_RST, "rst"}, {pin.KernelCtFlagCT_CLOSED, "closed"}, {pin.KernelCtFlagCT_DENIED, "denied"},
 	{pin.KernelCtFlagCT_ALIVE_ORIG, "alive"}, {pin.KernelCtFlagCT_ALIVE_REPLY, "alive-reply"},
+	{pin.KernelCtFlagCT_SERVICE, "service"},
 }
 
 // Conns lists the connection table, each entry as
