@@ -4,78 +4,47 @@ package bench
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
-	"net/netip"
+	"time"
 
-	"github.com/cilium/statedb"
-
-	"github.com/weft-mesh/weft/internal/balance"
 	"github.com/weft-mesh/weft/internal/datapath/pin"
 	"github.com/weft-mesh/weft/internal/datapath/service"
+	"github.com/weft-mesh/weft/internal/datapath/setting"
+	"github.com/weft-mesh/weft/internal/netdev"
+	"github.com/weft-mesh/weft/internal/services"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
-// servicesDriver brings the tables into the maps.
-type servicesDriver struct {
-	tables *state.Tables
-	writer *service.Writer
-	node   balance.Node
-	slices statedb.ChangeIterator[*state.Endpoint]
-}
-
-// startDriver returns once all that the tables have is in the maps; then it
-// follows them until ctx ends.
-func startDriver(ctx context.Context, maps *pin.Maps, tables *state.Tables, node netip.Addr, log *slog.Logger) (*servicesDriver, error) {
+// followServices brings the tables into the maps, as the agent does, and returns
+// once all that they have is there; then it follows them until ctx ends.
+func followServices(ctx context.Context, maps *pin.Maps, tables *state.Tables, log *slog.Logger) error {
+	net, err := netdev.Open()
+	if err != nil {
+		return err
+	}
 	writer, err := service.New(maps, service.Options{Maglev: true})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	d := &servicesDriver{tables: tables, writer: writer, node: balance.Node{Name: nodeName, IPs: []netip.Addr{node}}}
-	txn := tables.DB.WriteTxn(tables.Endpoints)
-	d.slices, err = tables.Endpoints.Changes(txn)
-	txn.Commit()
+	lifetimes := setting.Lifetimes{
+		TCPSyn: time.Minute, TCPEstablished: 6 * time.Hour, TCPClosing: 10 * time.Second,
+		UDP: 30 * time.Second, UDPReplied: time.Minute, Other: 30 * time.Second,
+	}
+	driver, err := services.New(services.Config{
+		Node: nodeName, Tables: tables, Writer: writer, Reader: service.NewReader(maps, writer),
+		Connections: service.NewConnections(maps, lifetimes), Cutter: net, Log: log,
+	})
 	if err != nil {
-		return nil, fmt.Errorf("follow endpoints: %w", err)
+		return err
 	}
-	changed := d.step()
-	if errs := writer.Errors(); len(errs) > 0 {
-		return nil, errs[0]
+	if err := driver.Apply(); err != nil {
+		return err
 	}
-	go d.follow(ctx, changed, log)
-	return d, nil
-}
-
-func (d *servicesDriver) step() <-chan struct{} {
-	txn := d.tables.DB.ReadTxn()
-	list, changed := d.slices.Next(txn)
-	var changes []service.Change
-	for c := range list {
-		row := c.Object
-		owner, _, ok := d.tables.Services.Get(txn, state.ServiceByName.Query(state.Key(row.Namespace, row.Service)))
-		if !ok {
-			continue
+	go func() {
+		if err := driver.Run(ctx); err != nil {
+			log.Error("services are not followed any more", "err", err)
 		}
-		ports, _ := balance.Compute(balance.Input{Service: owner, Slices: []*state.Endpoint{row}, Node: d.node})
-		for i := range ports {
-			changes = append(changes, service.Change{Name: ports[i].Name, Want: &ports[i]})
-		}
-	}
-	d.writer.Apply(changes)
-	return changed
-}
-
-func (d *servicesDriver) follow(ctx context.Context, changed <-chan struct{}, log *slog.Logger) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-		}
-		changed = d.step()
-		if err := d.writer.Collect(); err != nil && !errors.Is(err, context.Canceled) {
-			log.Warn("services: remove what is left over", "error", err)
-		}
-	}
+		net.Close()
+	}()
+	return nil
 }

@@ -65,7 +65,6 @@ type weftNode struct {
 	task   nodeTask
 	maps   *pin.Maps
 	tables *state.Tables
-	driver *servicesDriver
 	// endSource ends the reading of manifests.
 	endSource func() error
 	synced    float64
@@ -154,7 +153,7 @@ func (n *weftNode) run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	began := time.Now()
-	if n.driver, err = startDriver(ctx, n.maps, n.tables, n.task.Node, log); err != nil {
+	if err := followServices(ctx, n.maps, n.tables, log); err != nil {
 		return err
 	}
 	n.synced = time.Since(began).Seconds()
