@@ -39,11 +39,20 @@ type Edge struct {
 
 // String is such as "XDP native on eth0".
 func (e Edge) String() string {
-	text := "XDP " + e.XDP + " on " + e.Device
-	if e.Why != "" {
-		text += " (" + e.Why + ")"
+	name, why := "XDP "+e.XDP, e.Why
+	if e.XDP == xdp.Off {
+		name, why = "tcx", "XDP is off"
+		if e.Why != "" {
+			why += ": " + e.Why
+		}
 	}
-	return text
+	if e.Device != "" {
+		name += " on " + e.Device
+	}
+	if why != "" {
+		name += " (" + why + ")"
+	}
+	return name
 }
 
 func (n *node) deny() (Deny, error) {
@@ -68,11 +77,7 @@ func (n *node) AddDenied(_ context.Context, req *weftv1.DeniedRequest) (*weftv1.
 			return nil, status.Errorf(codes.InvalidArgument, "network %s: holds %s: the deny list is for what is outside the cluster (policy is for pods)", p, whose)
 		}
 	}
-	r, err := change(prefixes, d.Add)
-	if err == nil && n.edge().XDP == xdp.Off {
-		r.Warning = notDenied(n.edge())
-	}
-	return r, err
+	return change(prefixes, d.Add)
 }
 
 // DeleteDenied implements weftv1.NodeServer.
@@ -100,9 +105,6 @@ func (n *node) DeleteDenied(_ context.Context, req *weftv1.DeniedRequest) (*weft
 	}
 	return change(prefixes, d.Delete)
 }
-
-// notDenied says why the list does nothing.
-func notDenied(e Edge) string { return "nothing looks at the deny list: " + e.String() }
 
 func change(prefixes []netip.Prefix, do func(netip.Prefix) (bool, error)) (*weftv1.DeniedResponse, error) {
 	r := &weftv1.DeniedResponse{}
@@ -170,8 +172,7 @@ func (n *node) ListDenied(context.Context, *weftv1.ListDeniedRequest) (*weftv1.L
 	if err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
-	e := n.edge()
-	r := &weftv1.ListDeniedResponse{MaxEntries: uint64(d.Max()), Where: e.String(), InForce: e.XDP != xdp.Off}
+	r := &weftv1.ListDeniedResponse{MaxEntries: uint64(d.Max()), Where: n.edge().String()}
 	for _, x := range list {
 		row := &weftv1.DeniedNetwork{Cidr: x.Prefix.String(), Packets: x.Packets, Bytes: x.Bytes}
 		if whose := clusterAddresses(n.providers.Tables, x.Prefix); whose != "" {

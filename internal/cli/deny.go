@@ -59,9 +59,6 @@ func denyChange(s IO, cmd *cobra.Command, done string, call func(weftv1.NodeClie
 			if err != nil {
 				return err
 			}
-			if r.Warning != "" {
-				fmt.Fprintln(s.Err, "weft: warning:", r.Warning)
-			}
 			_, err = fmt.Fprintf(s.Out, "%s %s\n", done, plural(uint64(r.Changed), "network"))
 			return err
 		})
@@ -82,7 +79,6 @@ func checkCIDR(s string) error {
 
 // deniedJSON is what "deny list -o json" prints.
 type deniedJSON struct {
-	InForce    bool                `json:"inForce"` // false where XDP is off
 	Where      string              `json:"where"`
 	MaxEntries uint64              `json:"maxEntries"`
 	Networks   []deniedNetworkJSON `json:"networks"`
@@ -106,7 +102,7 @@ func newDenyListCommand(s IO) *cobra.Command {
 		if err != nil {
 			return nil, nil, err
 		}
-		list := &deniedJSON{InForce: r.InForce, Where: r.Where, MaxEntries: r.MaxEntries, Networks: each(r.Networks, func(n *weftv1.DeniedNetwork) deniedNetworkJSON {
+		list := &deniedJSON{Where: r.Where, MaxEntries: r.MaxEntries, Networks: each(r.Networks, func(n *weftv1.DeniedNetwork) deniedNetworkJSON {
 			return deniedNetworkJSON{CIDR: n.Cidr, Packets: n.Packets, Bytes: n.Bytes, Problem: n.Problem}
 		})}
 		return list, func() error { return printDenied(s, list) }, nil
@@ -115,11 +111,7 @@ func newDenyListCommand(s IO) *cobra.Command {
 
 func printDenied(s IO, list *deniedJSON) error {
 	p := printer{w: s.Out}
-	doing := "dropped by"
-	if !list.InForce {
-		doing = "NOT dropped:"
-	}
-	p.line("%d of %d networks, %s %s.", len(list.Networks), list.MaxEntries, doing, list.Where)
+	p.line("%d of %d networks, dropped by %s.", len(list.Networks), list.MaxEntries, list.Where)
 	if len(list.Networks) == 0 {
 		return p.err
 	}

@@ -139,7 +139,7 @@ func (n *serviceNode) DeleteDenied(_ context.Context, r *weftv1.DeniedRequest) (
 }
 
 func (n *serviceNode) ListDenied(context.Context, *weftv1.ListDeniedRequest) (*weftv1.ListDeniedResponse, error) {
-	r := &weftv1.ListDeniedResponse{MaxEntries: 16384, Where: "XDP native on eth0", InForce: !n.empty}
+	r := &weftv1.ListDeniedResponse{MaxEntries: 16384, Where: "XDP native on eth0"}
 	if !n.empty {
 		r.Networks = []*weftv1.DeniedNetwork{
 			{Cidr: "198.51.100.0/24", Packets: 12, Bytes: 720},
@@ -216,7 +216,7 @@ func TestServiceOutput(t *testing.T) {
 		}
 	}
 	n.empty = true
-	if out, err := runService(t, "deny", "list"); err != nil || out != "0 of 16384 networks, NOT dropped: XDP native on eth0.\n" {
+	if out, err := runService(t, "deny", "list"); err != nil || out != "0 of 16384 networks, dropped by XDP native on eth0.\n" {
 		t.Errorf("got %q, %v", out, err)
 	}
 	if out, err := runService(t, "service", "dump"); err != nil || out != "services\n  10.96.0.20:80/TCP\n" {

@@ -351,7 +351,7 @@ type ServicesStatus struct {
 	MaglevBytes  uint64                 `protobuf:"varint,10,opt,name=maglev_bytes,json=maglevBytes,proto3" json:"maglev_bytes,omitempty"` // of the kernel's memory
 	External     string                 `protobuf:"bytes,11,opt,name=external,proto3" json:"external,omitempty"`                           // "snat" or "dsr"
 	// What sees packets from outside first, such as "XDP native on eth0" or
-	// "XDP off on eth0 (by configuration)": tcx does it then.
+	// "tcx on eth0 (XDP is off: by configuration)".
 	Xdp           string `protobuf:"bytes,12,opt,name=xdp,proto3" json:"xdp,omitempty"`
 	Denied        uint32 `protobuf:"varint,13,opt,name=denied,proto3" json:"denied,omitempty"` // networks on the deny list
 	Flows         uint64 `protobuf:"varint,14,opt,name=flows,proto3" json:"flows,omitempty"`   // connections that are translated packet by packet
@@ -4163,7 +4163,6 @@ func (x *DeniedRequest) GetCidrs() []string {
 type DeniedResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Changed       uint32                 `protobuf:"varint,1,opt,name=changed,proto3" json:"changed,omitempty"` // that were not there, or were
-	Warning       string                 `protobuf:"bytes,2,opt,name=warning,proto3" json:"warning,omitempty"`  // why the list does nothing; empty where it is in force
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4203,13 +4202,6 @@ func (x *DeniedResponse) GetChanged() uint32 {
 		return x.Changed
 	}
 	return 0
-}
-
-func (x *DeniedResponse) GetWarning() string {
-	if x != nil {
-		return x.Warning
-	}
-	return ""
 }
 
 type ListDeniedRequest struct {
@@ -4252,8 +4244,7 @@ type ListDeniedResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Networks      []*DeniedNetwork       `protobuf:"bytes,1,rep,name=networks,proto3" json:"networks,omitempty"`
 	MaxEntries    uint64                 `protobuf:"varint,2,opt,name=max_entries,json=maxEntries,proto3" json:"max_entries,omitempty"`
-	Where         string                 `protobuf:"bytes,3,opt,name=where,proto3" json:"where,omitempty"`                     // such as "XDP native on eth0"
-	InForce       bool                   `protobuf:"varint,4,opt,name=in_force,json=inForce,proto3" json:"in_force,omitempty"` // false where XDP is off
+	Where         string                 `protobuf:"bytes,3,opt,name=where,proto3" json:"where,omitempty"` // such as "XDP native on eth0"
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4307,13 +4298,6 @@ func (x *ListDeniedResponse) GetWhere() string {
 		return x.Where
 	}
 	return ""
-}
-
-func (x *ListDeniedResponse) GetInForce() bool {
-	if x != nil {
-		return x.InForce
-	}
-	return false
 }
 
 type DeniedNetwork struct {
@@ -5446,17 +5430,15 @@ const file_api_weft_v1_weft_proto_rawDesc = "" +
 	"\x14DumpServicesResponse\x12\x12\n" +
 	"\x04text\x18\x01 \x01(\tR\x04text\"%\n" +
 	"\rDeniedRequest\x12\x14\n" +
-	"\x05cidrs\x18\x01 \x03(\tR\x05cidrs\"D\n" +
+	"\x05cidrs\x18\x01 \x03(\tR\x05cidrs\"*\n" +
 	"\x0eDeniedResponse\x12\x18\n" +
-	"\achanged\x18\x01 \x01(\rR\achanged\x12\x18\n" +
-	"\awarning\x18\x02 \x01(\tR\awarning\"\x13\n" +
-	"\x11ListDeniedRequest\"\x9a\x01\n" +
+	"\achanged\x18\x01 \x01(\rR\achanged\"\x13\n" +
+	"\x11ListDeniedRequest\"\x7f\n" +
 	"\x12ListDeniedResponse\x122\n" +
 	"\bnetworks\x18\x01 \x03(\v2\x16.weft.v1.DeniedNetworkR\bnetworks\x12\x1f\n" +
 	"\vmax_entries\x18\x02 \x01(\x04R\n" +
 	"maxEntries\x12\x14\n" +
-	"\x05where\x18\x03 \x01(\tR\x05where\x12\x19\n" +
-	"\bin_force\x18\x04 \x01(\bR\ainForce\"m\n" +
+	"\x05where\x18\x03 \x01(\tR\x05where\"m\n" +
 	"\rDeniedNetwork\x12\x12\n" +
 	"\x04cidr\x18\x01 \x01(\tR\x04cidr\x12\x18\n" +
 	"\apackets\x18\x02 \x01(\x04R\apackets\x12\x14\n" +
