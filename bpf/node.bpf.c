@@ -28,6 +28,7 @@
 #include "lib/dsr.h"
 #include "lib/translate.h"
 #include "lib/track.h"
+#include "lib/deny.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -151,8 +152,14 @@ int from_uplink(struct __sk_buff *skb)
 	if (!s)
 		return TCX_DROP;
 	p = &s->packet;
+	if (!is_ip(skb) || !is_for_uplink(skb))
+		return TCX_NEXT;
+	err = parse(skb, p);
+	/* XDP has done this where it is in force */
+	if (denied(&p->src, skb->len))
+		return TCX_DROP;
 	/* what cannot be read is not for a pod as far as we can tell */
-	if (!is_ip(skb) || !is_for_uplink(skb) || parse(skb, p) || is_multicast(p))
+	if (err || is_multicast(p))
 		return TCX_NEXT;
 	err = maybe_unmasquerade(skb, p);
 	if (err)

@@ -243,7 +243,7 @@ static SUBPROGRAM int flow_choose(struct translation *t, bool far, __u32 now)
 	t->silent = far && s->flags & SERVICE_LOCAL;
 	c.addr = t->key.src;
 	c.far = far;
-	if (far && s->maglev)
+	if (far)
 		c.hash = connection_hash(&t->key.src, t->key.sport, &t->key.dst, t->key.dport,
 					 t->key.protocol);
 	b = service_backend(s, &c, now, &id);

@@ -278,7 +278,7 @@ static __always_inline struct backend *affine_backend(const struct service *s,
 /* Who asks for a backend. */
 struct service_client {
 	struct addr addr; /* for affinity */
-	__u32 hash;       /* for Maglev; any random number without */
+	__u32 hash;       /* of far clients: of the connection */
 	bool far;
 };
 
@@ -305,7 +305,8 @@ service_backend(const struct service *s, const struct service_client *c, __u32 n
 		}
 	}
 	if (!b)
-		b = any_backend(&set, bpf_get_prandom_u32(), id);
+		/* XDP leaves local backends to tcx, which must come to the same */
+		b = any_backend(&set, c->far ? c->hash : bpf_get_prandom_u32(), id);
 	if (!b)
 		return NULL;
 	if (s->affinity) {

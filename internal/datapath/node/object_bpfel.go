@@ -22,6 +22,8 @@ const (
 	objectMapWeftCidr            = "weft_cidr"
 	objectMapWeftConntrack       = "weft_conntrack"
 	objectMapWeftCounters        = "weft_counters"
+	objectMapWeftDenied          = "weft_denied"
+	objectMapWeftDeny            = "weft_deny"
 	objectMapWeftEndpoints       = "weft_endpoints"
 	objectMapWeftEventCounts     = "weft_event_counts"
 	objectMapWeftEvents          = "weft_events"
@@ -126,6 +128,8 @@ type objectMapSpecs struct {
 	WeftCidr           *ebpf.MapSpec `ebpf:"weft_cidr"`
 	WeftConntrack      *ebpf.MapSpec `ebpf:"weft_conntrack"`
 	WeftCounters       *ebpf.MapSpec `ebpf:"weft_counters"`
+	WeftDenied         *ebpf.MapSpec `ebpf:"weft_denied"`
+	WeftDeny           *ebpf.MapSpec `ebpf:"weft_deny"`
 	WeftEndpoints      *ebpf.MapSpec `ebpf:"weft_endpoints"`
 	WeftEventCounts    *ebpf.MapSpec `ebpf:"weft_event_counts"`
 	WeftEvents         *ebpf.MapSpec `ebpf:"weft_events"`
@@ -200,6 +204,8 @@ type objectMaps struct {
 	WeftCidr           *ebpf.Map `ebpf:"weft_cidr"`
 	WeftConntrack      *ebpf.Map `ebpf:"weft_conntrack"`
 	WeftCounters       *ebpf.Map `ebpf:"weft_counters"`
+	WeftDenied         *ebpf.Map `ebpf:"weft_denied"`
+	WeftDeny           *ebpf.Map `ebpf:"weft_deny"`
 	WeftEndpoints      *ebpf.Map `ebpf:"weft_endpoints"`
 	WeftEventCounts    *ebpf.Map `ebpf:"weft_event_counts"`
 	WeftEvents         *ebpf.Map `ebpf:"weft_events"`
@@ -225,6 +231,8 @@ func (m *objectMaps) Close() error {
 		m.WeftCidr,
 		m.WeftConntrack,
 		m.WeftCounters,
+		m.WeftDenied,
+		m.WeftDeny,
 		m.WeftEndpoints,
 		m.WeftEventCounts,
 		m.WeftEvents,
