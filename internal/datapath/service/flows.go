@@ -71,11 +71,13 @@ func (c *Connections) Pass(over func(Flow) bool) error {
 	}
 	live, halves := uint64(0), uint64(0)
 	err = walk(c.flows, func(k *pin.KernelFlowKey, v *pin.KernelServiceFlow) error {
-		switch {
-		case over(flowOf(k, v)):
+		if over(flowOf(k, v)) {
 			return c.remove(k)
-		case c.expired(k, v, now):
-			return c.expire(k, now)
+		}
+		if c.expired(k, v, now) {
+			if gone, err := c.expire(k, now); gone || err != nil {
+				return err
+			}
 		}
 		halves++
 		if v.Flags&uint32(pin.KernelServiceFlowFlagFLOW_REPLY) == 0 || v.Flags&uint32(pin.KernelServiceFlowFlagFLOW_DSR) != 0 {
@@ -92,33 +94,42 @@ func (c *Connections) Pass(over func(Flow) bool) error {
 }
 
 // expire deletes both halves of a connection unless one is alive: packets of
-// either may have been seen since.
-func (c *Connections) expire(k *pin.KernelFlowKey, now uint32) error {
-	var v, o pin.KernelServiceFlow
-	err := c.flows.Lookup(k, &v)
-	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil
+// either may have been seen since. It says whether it is gone.
+func (c *Connections) expire(k *pin.KernelFlowKey, now uint32) (bool, error) {
+	v, err := c.lookup(k)
+	if v == nil || err != nil {
+		return true, err
 	}
+	if !c.expired(k, v, now) {
+		return false, nil
+	}
+	other := otherHalf(k, v)
+	o, err := c.lookup(other)
 	if err != nil {
-		return fmt.Errorf("read a flow: %w", err)
+		return false, err
 	}
-	if !c.expired(k, &v, now) {
-		return nil
-	}
-	other := otherHalf(k, &v)
-	err = c.flows.Lookup(other, &o)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return fmt.Errorf("read the other half of a flow: %w", err)
-	}
-	if err == nil && *otherHalf(other, &o) == *k {
-		if !c.expired(other, &o, now) {
-			return nil
+	if o != nil && *otherHalf(other, o) == *k {
+		if !c.expired(other, o, now) {
+			return false, nil
 		}
 		if err := c.remove(other); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return c.remove(k)
+	return true, c.remove(k)
+}
+
+// lookup returns nil where there is none.
+func (c *Connections) lookup(k *pin.KernelFlowKey) (*pin.KernelServiceFlow, error) {
+	var v pin.KernelServiceFlow
+	err := c.flows.Lookup(k, &v)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read a flow: %w", err)
+	}
+	return &v, nil
 }
 
 // otherHalf mirrors flow_key_other of bpf/lib/flow.h.
