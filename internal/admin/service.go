@@ -132,13 +132,20 @@ func typeOf(spec *corev1.ServiceSpec) string {
 func summary(p *balance.ServicePort) *weftv1.ServicePortSummary {
 	out := &weftv1.ServicePortSummary{
 		Name: p.Name.Port, Protocol: string(p.Name.Protocol), AffinitySeconds: uint32(p.Affinity / time.Second),
-		Near: uint32(len(p.Internal)), Far: uint32(len(p.External)),
+		Near: most(p.Internal), Far: most(p.External),
 	}
 	for _, f := range p.Frontends {
 		out.Frontends = append(out.Frontends, frontend(f))
 		out.External = out.External || f.Kind.External()
 	}
 	return out
+}
+
+// most is how many backends there are in the family that has more: a pod of two
+// families is one backend to whoever counts.
+func most(set []balance.Backend) uint32 {
+	v4 := len(ofFamily(set, true))
+	return uint32(max(v4, len(set)-v4))
 }
 
 func frontend(f balance.Frontend) *weftv1.ServiceFrontend {

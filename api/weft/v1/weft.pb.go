@@ -2930,8 +2930,8 @@ type ServicePortSummary struct {
 	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"` // may be empty
 	Protocol  string                 `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	Frontends []*ServiceFrontend     `protobuf:"bytes,3,rep,name=frontends,proto3" json:"frontends,omitempty"`
-	// Backends that may be chosen: for clients on this node, and for those from
-	// elsewhere, if it has frontends for them.
+	// Backends that may be chosen, in the family that has more: for clients on
+	// this node, and for those from elsewhere, if it has frontends for them.
 	Near            uint32 `protobuf:"varint,4,opt,name=near,proto3" json:"near,omitempty"`
 	Far             uint32 `protobuf:"varint,5,opt,name=far,proto3" json:"far,omitempty"`
 	External        bool   `protobuf:"varint,6,opt,name=external,proto3" json:"external,omitempty"`                                      // has frontends for clients from outside
