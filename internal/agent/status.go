@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 
@@ -129,8 +130,12 @@ func (c *statusCache) readKernel() error {
 	}
 	c.programs = nil
 	for _, a := range attached {
+		hook := "tcx " + a.Hook
+		if a.IsXDP() {
+			hook = strings.Replace(a.Hook, "xdp_", "XDP ", 1)
+		}
 		c.programs = append(c.programs, &weftv1.Program{
-			Name: a.Program, Attach: "tcx " + a.Hook, Device: a.Device, Id: a.ProgramID, LinkId: a.LinkID,
+			Name: a.Program, Attach: hook, Device: a.Device, Id: a.ProgramID, LinkId: a.LinkID,
 		})
 	}
 	fills, err := c.agent.maps.Fills()

@@ -715,7 +715,7 @@ func (x *PodStatus) GetIdentity() uint64 {
 type Program struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Attach string                 `protobuf:"bytes,2,opt,name=attach,proto3" json:"attach,omitempty"` // "tcx ingress", "tcx egress"
+	Attach string                 `protobuf:"bytes,2,opt,name=attach,proto3" json:"attach,omitempty"` // "tcx ingress", "tcx egress", "XDP native", "XDP generic"
 	Device string                 `protobuf:"bytes,3,opt,name=device,proto3" json:"device,omitempty"`
 	Id     uint32                 `protobuf:"varint,4,opt,name=id,proto3" json:"id,omitempty"`
 	// Of the kernel's link between device and program: the same for as long as
