@@ -3,8 +3,8 @@
 #
 # Shows weft on this machine: two nodes, native and then through VXLAN; who
 # reaches whom, how fast beside plain veth and kernel forwarding, the flows, two
-# tenants kept apart by policy, and the drops of a pod that sends from an address
-# that is not its own. Exits 0 when all of it is as it should be, and takes
+# tenants kept apart by policy, Services and a backend of theirs that dies under
+# load, and the drops of a pod that sends from an address that is not its own. Exits 0 when all of it is as it should be, and takes
 # everything down again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -126,6 +126,44 @@ flows() {
 	done
 }
 
+# from_outside COMMAND... runs it where clients outside of the cluster are.
+from_outside() { ip netns exec "weft-$lab-underlay" "$@" </dev/null; }
+
+# web_pids prints the processes of the first web server of the shop.
+web_pids() {
+	local folder
+	folder=$(status | jq -r '[.pods[] | select(.namespace == "shop" and .labels.app == "web")][0].cgroup')
+	find "$folder" -name cgroup.procs -exec cat {} +
+}
+
+services() {
+	local address trace answered out
+	lab apply -f examples/services
+	node node1 weft service list
+	printf '\nby name, through the DNS server that is a pod behind a Service:\n'
+	lab exec shop/client -- weft get http://web/ || fail "the pod does not reach http://web/"
+	printf '\nfrom outside, at port 30080 of each node:\n'
+	for address in $(status | jq -r '.nodes[].ips[]'); do
+		[[ $address == *:* ]] && address="[$address]"
+		from_outside "$weft" get "http://$address:30080/" || fail "$address:30080 does not answer"
+	done
+	printf '\na backend dies under 200 requests a second:\n'
+	out=$(mktemp)
+	lab exec shop/client -- weft get --quiet --count 0 --rate 200 --duration 3s --timeout 1s --servers http://web/ >"$out" 2>&1 &
+	sleep 1
+	web_pids | xargs kill -9
+	wait $! || true # what was under way in that server may have failed
+	cat "$out"
+	rm -f "$out"
+	lab exec shop/client -- weft get --quiet --count 300 --rate 300 --servers http://web/ || fail "requests fail after a backend died"
+	printf '\nwhich backend would a connection get, and why:\n'
+	address=$(lab exec shop/client -- weft resolve web.shop.svc.cluster.local | grep -Eo '([0-9]+\.){3}[0-9]+' | head -n 1)
+	node node1 weft service trace --from shop/client "$address:80"
+	trace=$(node node1 weft service trace --from shop/client "$address:80" -o json | jq -r '.backends[].pod')
+	answered=$(lab exec shop/client -- weft get http://web/ | sed 's/.*"server":"\([^"]*\)".*/\1/')
+	grep -qx "shop/$answered" <<<"$trace" || fail "$answered answered, which the trace does not name"
+}
+
 run() {
 	local -A seen=()
 	section "$1: two nodes from examples/basic"
@@ -142,6 +180,8 @@ run() {
 	flows
 	section "$1: two tenants, kept apart by policy"
 	policies
+	section "$1: Services"
+	services
 	section "$1: a pod that sends from an address that is not its own"
 	spoof
 	flows --verdict dropped
