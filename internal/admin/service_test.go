@@ -166,7 +166,7 @@ func TestListServices(t *testing.T) {
 		got = append(got, line+" "+strings.Join(v.Problems, ";"))
 	}
 	want := []string{
-		`db ClusterIP  dns/UDP 1 frontends 0 near 0 far false 0 spec.ports[1].protocol: "SCTP": want TCP or UDP: this kernel has no SCTP`,
+		`db ClusterIP  dns/UDP 1 frontends 0 near 0 far false 0 spec.ports[1].protocol: "SCTP": want TCP or UDP: weft does not translate SCTP`,
 		"ext ExternalName a name only, of example.com ",
 		"names ClusterIP headless, names only ",
 		"web LoadBalancer  /TCP 3 frontends 2 near 1 far true 10800 ",

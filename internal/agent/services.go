@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
 	weftv1 "github.com/weft-mesh/weft/api/weft/v1"
 	"github.com/weft-mesh/weft/internal/admin"
@@ -29,7 +28,7 @@ func (a *agent) openServices() error {
 	a.services, err = services.New(services.Config{
 		Node: a.cfg.Node, Tables: a.tables, Writer: writer, Reader: service.NewReader(a.maps, writer),
 		Connections: service.NewConnections(a.maps, a.cfg.Conntrack.lifetimes()),
-		Cutter:      a.net, SCTP: hasSCTP(), Log: a.log, Report: a.reportServices,
+		Cutter:      a.net, Log: a.log, Report: a.reportServices,
 	})
 	if err != nil {
 		return fmt.Errorf("services: %w", err)
@@ -40,15 +39,6 @@ func (a *agent) openServices() error {
 	a.gate.services.Store(a.services)
 	a.gate.deny.Store(deny.New(a.maps))
 	return nil
-}
-
-// hasSCTP says whether the kernel speaks SCTP.
-func hasSCTP() bool {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP)
-	if err != nil {
-		return false
-	}
-	return unix.Close(fd) == nil
 }
 
 // reportServices keeps the component in step with the last change.

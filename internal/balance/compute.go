@@ -34,7 +34,7 @@ type Input struct {
 	// Services are skipped.
 	Slices []*state.Endpoint
 	Node   Node
-	// SCTP says that the kernel has it. Where it has not, SCTP ports are problems.
+	// SCTP says that the datapath translates it. Where not, SCTP ports are problems.
 	SCTP bool
 }
 
@@ -178,7 +178,7 @@ func (c *computation) checkPort(i int, port *corev1.ServicePort) bool {
 	case "", corev1.ProtocolTCP, corev1.ProtocolUDP:
 	case corev1.ProtocolSCTP:
 		if !c.in.SCTP {
-			c.service.add(field("protocol"), string(port.Protocol), "TCP or UDP: this kernel has no SCTP")
+			c.service.add(field("protocol"), string(port.Protocol), "TCP or UDP: weft does not translate SCTP")
 			return false
 		}
 	default:

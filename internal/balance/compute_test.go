@@ -367,7 +367,7 @@ func TestPorts(t *testing.T) {
 			service: service(ports(corev1.ServicePort{Name: "s", Port: 80, Protocol: "SCTP"}, corev1.ServicePort{Name: "t", Port: 80, Protocol: "TCP"}, corev1.ServicePort{Name: "x", Port: 80, Protocol: "DCCP"})),
 			want:    "shop/web:t/TCP\nClusterIP 10.96.0.10:80\ninternal:\n",
 			problems: []string{
-				`Service shop/web: spec.ports[0].protocol: "SCTP": want TCP or UDP: this kernel has no SCTP`,
+				`Service shop/web: spec.ports[0].protocol: "SCTP": want TCP or UDP: weft does not translate SCTP`,
 				`Service shop/web: spec.ports[2].protocol: "DCCP": want TCP, UDP or SCTP`,
 			},
 		},

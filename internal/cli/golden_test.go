@@ -123,7 +123,7 @@ func nodeState() *weftv1.StatusResponse {
 		Services: &weftv1.ServicesStatus{
 			Services: 3, Ports: 4, Frontends: 9, Backends: 5, Changed: &timestamppb.Timestamp{Seconds: 1770000100}, SyncSeconds: 0.00123,
 			MaglevTables: 2, MaglevBytes: 262144, External: "snat", Xdp: "XDP native on eth0", Denied: 1, Flows: 17, Cut: 2,
-			Problems: []string{`Service shop/db: spec.ports[1].protocol: "SCTP": want TCP or UDP: this kernel has no SCTP`},
+			Problems: []string{`Service shop/db: spec.ports[1].protocol: "SCTP": want TCP or UDP: weft does not translate SCTP`},
 		},
 		Generation: 7, SourceErrors: []string{"pod.yaml: document 2: spec.containers: want at least one"},
 	}

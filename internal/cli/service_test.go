@@ -43,7 +43,7 @@ func (n *serviceNode) ListServices(context.Context, *weftv1.ListServicesRequest)
 			{Name: "dns-tcp", Protocol: "TCP", Frontends: []*weftv1.ServiceFrontend{{Kind: "ClusterIP", Address: "fd00:10:96::a", Port: 53, Near: "internal"}}},
 		}},
 		{Namespace: "shop", Name: "db", Type: "ClusterIP", NotServed: "headless, names only"},
-		{Namespace: "shop", Name: "sctp", Type: "ClusterIP", Problems: []string{`spec.ports[0].protocol: "SCTP": want TCP or UDP: this kernel has no SCTP`}},
+		{Namespace: "shop", Name: "sctp", Type: "ClusterIP", Problems: []string{`spec.ports[0].protocol: "SCTP": want TCP or UDP: weft does not translate SCTP`}},
 		{Namespace: "shop", Name: "web", Type: "LoadBalancer", Ports: []*weftv1.ServicePortSummary{
 			{Protocol: "TCP", Frontends: sampleFrontends(), Near: 2, Far: 1, External: true, AffinitySeconds: 10800},
 		}},
