@@ -31,15 +31,15 @@ func (r *Result) Print(out io.Writer) error {
 
 func (r *Result) printSummaries(out *writer) {
 	t := &writer{w: tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)}
-	t.printf("load\tpath\trate/s\tp50 µs\tp99 µs\tp99.9 µs\tmax µs\tCPU µs each\t\n")
+	t.printf("load\tpath\trate/s\tp50 µs\tp99 µs\tp99.9 µs\tmax µs\tCPU µs each\tclient\t\n")
 	for _, c := range r.Cases {
 		for _, s := range c.Summaries {
 			if c.Load.Mode == Stream {
-				t.printf("%s\t%s\t%.2f Gbit\t\t\t\t\t%.1f /MB\t\n", c.Load.Name(), s.Target, s.Rate.Median*8/1e9, s.CPU.Median)
+				t.printf("%s\t%s\t%.2f Gbit\t\t\t\t\t%.1f /MB\t%.1f /MB\t\n", c.Load.Name(), s.Target, s.Rate.Median*8/1e9, s.CPU.Median, s.Client.Median)
 				continue
 			}
-			t.printf("%s\t%s\t%.0f\t%.1f\t%.1f\t%.1f\t%.0f\t%.2f\t\n", c.Load.Name(), s.Target,
-				s.Rate.Median, s.P50.Median, s.P99.Median, s.P999.Median, s.Max.Median, s.CPU.Median)
+			t.printf("%s\t%s\t%.0f\t%.1f\t%.1f\t%.1f\t%.0f\t%.2f\t%.2f\t\n", c.Load.Name(), s.Target,
+				s.Rate.Median, s.P50.Median, s.P99.Median, s.P999.Median, s.Max.Median, s.CPU.Median, s.Client.Median)
 		}
 	}
 	out.flush(t)
@@ -47,11 +47,11 @@ func (r *Result) printSummaries(out *writer) {
 
 func (r *Result) printComparisons(out *writer) {
 	t := &writer{w: tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)}
-	t.printf("load\tratio\trate\tp50\tp99\tCPU each\t\n")
+	t.printf("load\tratio\trate\tp50\tp99\tCPU each\tof the client\t\n")
 	for _, c := range r.Cases {
 		for _, v := range c.Comparisons {
-			t.printf("%s\t%s ÷ %s\t%s\t%s\t%s\t%s\t\n", c.Load.Name(), v.Target, v.Baseline,
-				ratioText(v.Rate), ratioText(v.P50), ratioText(v.P99), ratioText(v.CPU))
+			t.printf("%s\t%s ÷ %s\t%s\t%s\t%s\t%s\t%s\t\n", c.Load.Name(), v.Target, v.Baseline,
+				ratioText(v.Rate), ratioText(v.P50), ratioText(v.P99), ratioText(v.CPU), ratioText(v.Client))
 		}
 	}
 	out.flush(t)

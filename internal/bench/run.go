@@ -155,8 +155,10 @@ type Summary struct {
 	P99    Spread `json:"p99_us"`
 	P999   Spread `json:"p999_us"`
 	Max    Spread `json:"max_us"`
-	// CPU is microseconds of the machine per request, or per MB of a stream.
-	CPU Spread `json:"cpu_us"`
+	// CPU is microseconds of the machine per request, or per MB of a stream;
+	// Client is what of it the client's process had.
+	CPU    Spread `json:"cpu_us"`
+	Client Spread `json:"client_cpu_us"`
 }
 
 // Comparison holds ratios of a target to its baseline, taken round by round.
@@ -167,6 +169,7 @@ type Comparison struct {
 	P50      Spread `json:"p50"`
 	P99      Spread `json:"p99"`
 	CPU      Spread `json:"cpu"`
+	Client   Spread `json:"client_cpu"`
 }
 
 // Run measures. A load that ends with an error ends the run: such a result is
@@ -333,11 +336,12 @@ func (c *CaseResult) evaluate(p Plan, idle float64) {
 	p999 := func(s Sample) float64 { return s.latency(func(l Latency) float64 { return l.P999 }) }
 	highest := func(s Sample) float64 { return s.latency(func(l Latency) float64 { return l.Max }) }
 	cpu := func(s Sample) float64 { return s.cost(idle) * unit }
+	client := func(s Sample) float64 { return s.Client.Process / s.work() * unit }
 	for _, t := range p.Targets {
 		spread := func(of func(Sample) float64) Spread { return spreadOf(quantity(t.Name, of)) }
 		c.Summaries = append(c.Summaries, Summary{
 			Target: t.Name, Rate: spread(Sample.rate), P50: spread(p50), P99: spread(p99), P999: spread(p999),
-			Max: spread(highest), CPU: spread(cpu),
+			Max: spread(highest), CPU: spread(cpu), Client: spread(client),
 		})
 	}
 	for _, pair := range p.pairs() {
@@ -346,7 +350,7 @@ func (c *CaseResult) evaluate(p Plan, idle float64) {
 		}
 		c.Comparisons = append(c.Comparisons, Comparison{
 			Target: pair[0], Baseline: pair[1],
-			Rate: ratio(Sample.rate), P50: ratio(p50), P99: ratio(p99), CPU: ratio(cpu),
+			Rate: ratio(Sample.rate), P50: ratio(p50), P99: ratio(p99), CPU: ratio(cpu), Client: ratio(client),
 		})
 	}
 }

@@ -95,8 +95,12 @@ type Changes struct {
 
 // Memory is what an implementation has in use, in bytes.
 type Memory struct {
-	Heap   uint64 `json:"heap"`   // of the agent, after a collection
-	Kernel uint64 `json:"kernel"` // of its maps' entries
+	// Tables is the agent's heap, after a collection, with the manifests and
+	// the rows from them; Heap with the driver and the writer of the maps too.
+	Tables uint64 `json:"tables"`
+	Heap   uint64 `json:"heap"`
+	// Kernel is of the entries of its maps.
+	Kernel uint64 `json:"kernel"`
 	// KernelEmpty is of the maps without any entry, as their configured sizes make it.
 	KernelEmpty uint64 `json:"kernel_empty"`
 }
@@ -263,7 +267,7 @@ func (p ServicesPlan) program(ctx context.Context, s *stage) (_ *NodeResult, err
 	defer child.kill()
 	r, err := p.measure(ctx, s, &prober{child})
 	if err != nil {
-		err = fmt.Errorf("%w\n%s", err, s.translator.log())
+		err = errors.Join(ctx.Err(), fmt.Errorf("%w\n%s", err, s.translator.log()))
 	}
 	return r, err
 }

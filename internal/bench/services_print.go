@@ -20,7 +20,7 @@ func (r *ServicesResult) Print(out io.Writer) error {
 	}
 	w.flush(t)
 	w.printf("  start: of the process to the first connection by the last service; sync: of that, writing to the kernel\n")
-	w.printf("  failed: connections while a change was waited for; kernel: BPF maps, empty + what is in them\n\n")
+	w.printf("  failed: connections while a change was waited for; heap: manifests and tables + driver; kernel: BPF maps, empty + what is in them\n\n")
 	if w.err != nil {
 		return w.err
 	}
@@ -30,7 +30,7 @@ func (r *ServicesResult) Print(out io.Writer) error {
 func (n *NodeResult) print(t *writer) {
 	heap, kernel := "", ""
 	if n.Memory != nil {
-		heap, kernel = megabytes(n.Memory.Heap), megabytes(n.Memory.KernelEmpty)+" + "+megabytes(n.Memory.Kernel)
+		heap, kernel = megabytes(n.Memory.Tables)+" + "+megabytes(n.Memory.Heap-min(n.Memory.Heap, n.Memory.Tables)), megabytes(n.Memory.KernelEmpty)+" + "+megabytes(n.Memory.Kernel)
 	}
 	t.printf("%s\t%.2f\t%.3f\t", n.Target, n.Start, n.Sync)
 	if len(n.Changes) == 0 {

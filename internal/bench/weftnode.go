@@ -69,6 +69,7 @@ type weftNode struct {
 	endSource func() error
 	synced    float64
 	before    uint64 // bytes of the maps, empty
+	heap      uint64 // with the tables alone
 }
 
 // processNode serves orders until its input ends.
@@ -152,6 +153,7 @@ func (n *weftNode) run(ctx context.Context, log *slog.Logger) error {
 	if err := source.Wait(ctx, n.task.Generation); err != nil {
 		return err
 	}
+	n.heap = liveHeap()
 	began := time.Now()
 	if err := followServices(ctx, n.maps, n.tables, log); err != nil {
 		return err
@@ -183,15 +185,19 @@ func (n *weftNode) obey(o order) (answer, error) {
 
 // memory is of the whole process, and of what the entries of services take.
 func (n *weftNode) memory() (*Memory, error) {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
 	now, err := mapBytes()
 	if err != nil {
 		return nil, err
 	}
-	return &Memory{Heap: m.HeapAlloc, Kernel: now - n.before, KernelEmpty: n.before}, nil
+	return &Memory{Tables: n.heap, Heap: liveHeap(), Kernel: now - n.before, KernelEmpty: n.before}, nil
+}
+
+func liveHeap() uint64 {
+	runtime.GC()
+	runtime.GC() // what finalizers of the first let go of
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }
 
 // mapBytes is the memory of all BPF maps that this process has open, as the

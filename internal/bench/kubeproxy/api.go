@@ -134,24 +134,31 @@ func (c *Cluster) Patch(ctx context.Context, path string, patch []byte) error {
 // it did so, as its metrics say. The IP families come one after the other.
 func (c *Cluster) SyncSeconds(ctx context.Context) (seconds, count float64, err error) {
 	err = c.api.get(ctx, "http://"+metricsAddress+"/metrics", func(body io.Reader) error {
-		lines := bufio.NewScanner(body)
-		for lines.Scan() {
-			name, value, _ := strings.Cut(lines.Text(), " ")
-			sum := strings.HasPrefix(name, "kubeproxy_sync_proxy_rules_duration_seconds_sum")
-			if !sum && !strings.HasPrefix(name, "kubeproxy_sync_proxy_rules_duration_seconds_count") {
-				continue
-			}
-			v, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				return fmt.Errorf("metric %s: %w", name, err)
-			}
-			if sum {
-				seconds += v
-			} else {
-				count += v
-			}
-		}
-		return lines.Err()
+		seconds, count, err = sumSyncs(body)
+		return err
 	})
 	return seconds, count, err
+}
+
+func sumSyncs(metrics io.Reader) (seconds, count float64, err error) {
+	const name = "kubeproxy_sync_proxy_rules_duration_seconds_"
+	lines := bufio.NewScanner(metrics)
+	for lines.Scan() {
+		what, ok := strings.CutPrefix(lines.Text(), name)
+		if !ok {
+			continue
+		}
+		at := strings.LastIndexByte(what, ' ') + 1
+		v, err := strconv.ParseFloat(what[at:], 64)
+		if err != nil {
+			return 0, 0, fmt.Errorf("metric %s: %w", lines.Text(), err)
+		}
+		switch {
+		case strings.HasPrefix(what, "sum"):
+			seconds += v
+		case strings.HasPrefix(what, "count"):
+			count += v
+		}
+	}
+	return seconds, count, lines.Err()
 }
