@@ -83,11 +83,19 @@ static __always_inline int rewrite(struct __sk_buff *skb, struct scratch *s)
 	return rewrite_ends(skb, &s->packet, &s->translation.key);
 }
 
+/* Answers to others than the backend itself are translated behind conntrack. */
+static __always_inline bool is_answer_to_other(const struct service_flow *f)
+{
+	return (f->flags & (FLOW_REPLY | FLOW_HAIRPIN)) == FLOW_REPLY;
+}
+
 /* Where the error is about a packet of a translated connection, makes it one
  * about that packet as its sender knows it, buffer included. Such an error goes
- * to the other end of the flow that answers to what it quotes. Returns 0, with
- * t->active where it did that, or a drop reason. */
-static SUBPROGRAM int translate_error(struct __sk_buff *skb, struct scratch *s, __u8 direction)
+ * to the other end of the flow that answers to what it quotes. early: conntrack
+ * has still to see the error, and knows the ends of answers as they are. Returns
+ * 0, with t->active where it did that, or a drop reason. */
+static SUBPROGRAM int translate_error(struct __sk_buff *skb, struct scratch *s, __u8 direction,
+				      bool early)
 {
 	struct translation *t;
 	struct service_flow *f;
@@ -105,7 +113,7 @@ static SUBPROGRAM int translate_error(struct __sk_buff *skb, struct scratch *s, 
 		return 0;
 	flow_key_back(&t->key, q);
 	f = bpf_map_lookup_elem(&weft_service_flows, &t->key);
-	if (!f || flow_expired(f, q->protocol, now_seconds()))
+	if (!f || flow_expired(f, q->protocol, now_seconds()) || (early && is_answer_to_other(f)))
 		return 0;
 	t->to = *f;
 	err = replace_quoted(skb, p, q, true, &t->to.dst, t->to.dport);
@@ -157,7 +165,7 @@ static SUBPROGRAM int translate_near(struct __sk_buff *skb, struct scratch *s)
 	p = &s->packet;
 	t = &s->translation;
 	if (p->icmp_error)
-		return translate_error(skb, s, DIRECTION_EGRESS);
+		return translate_error(skb, s, DIRECTION_EGRESS, true);
 	if (!is_translatable(p->protocol) ||
 	    ((p->first_fragment || p->later_fragment) && !fragment_ports(p)))
 		return 0;
@@ -165,8 +173,7 @@ static SUBPROGRAM int translate_near(struct __sk_buff *skb, struct scratch *s)
 	flow_key_of(&t->key, p);
 	f = flow_find(t, p, now);
 	if (f) {
-		/* answers to others are found behind conntrack */
-		if ((f->flags & (FLOW_REPLY | FLOW_HAIRPIN)) == FLOW_REPLY)
+		if (is_answer_to_other(f))
 			return 0;
 		t->to = *f;
 		t->active = true;
@@ -264,7 +271,7 @@ static SUBPROGRAM int translate_far(struct __sk_buff *skb, struct scratch *s, bo
 	p = &s->packet;
 	t = &s->translation;
 	if (p->icmp_error)
-		return translate_error(skb, s, DIRECTION_INGRESS);
+		return translate_error(skb, s, DIRECTION_INGRESS, false);
 	if (!is_translatable(p->protocol) ||
 	    ((p->first_fragment || p->later_fragment) && !fragment_ports(p)))
 		return 0;
@@ -320,7 +327,7 @@ static SUBPROGRAM int translate_own(struct __sk_buff *skb, struct scratch *s)
 		return 0;
 	p = &s->packet;
 	if (p->icmp_error)
-		return translate_error(skb, s, DIRECTION_EGRESS);
+		return translate_error(skb, s, DIRECTION_EGRESS, false);
 	if (!is_translatable(p->protocol) ||
 	    ((p->first_fragment || p->later_fragment) && !fragment_ports(p)))
 		return 0;
@@ -364,7 +371,7 @@ static __always_inline int translate_tracked(struct __sk_buff *skb, struct scrat
 	if (!(ct->flags & CT_SERVICE))
 		return 0;
 	if (s->packet.icmp_error)
-		return translate_error(skb, s, direction);
+		return translate_error(skb, s, direction, false);
 	if (s->lookup.reply)
 		return translate_answer(s);
 	if (ct->packets[0] <= HANDSHAKE_PACKETS && ct->flags & CT_ESTABLISHED)

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -182,4 +183,13 @@ func FlowRows(p, to Packet, flags, back string) []string {
 	rows := []string{row(p, to, flags), row(to.Reply(), p.Reply(), strings.TrimSuffix("reply,"+back, ","))}
 	slices.Sort(rows)
 	return rows
+}
+
+// Serve makes these all the services in the tables of maps, and forgets the
+// connections to others, whose backends have the same numbers.
+func Serve(t testing.TB, maps *pin.Maps, services ...Service) {
+	t.Helper()
+	n := &Node{Maps: maps, t: t}
+	n.Serve(services...)
+	n.empty("weft_service_flows")
 }

@@ -23,7 +23,7 @@ func TestNative(t *testing.T) { testCluster(t, false) }
 func TestTunnel(t *testing.T) { testCluster(t, true) }
 
 func testCluster(t *testing.T, tunnel bool) {
-	c := newCluster(t, tunnel)
+	c := newCluster(t, tunnel, false)
 	for _, h := range []host{c.a, c.b, c.c, c.node1.host, c.node2.host} {
 		h.serve(t)
 	}
