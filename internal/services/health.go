@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net"
 	"net/http"
@@ -14,91 +13,113 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/weft-mesh/weft/internal/balance"
 )
 
-// healthServers answer load balancers on the health check ports of Services
-// (spec.healthCheckNodePort), in the form that kube-proxy has
-// (pkg/proxy/healthcheck/service_health.go).
+// healthCheck is what a Service wants (spec.healthCheckNodePort).
+type healthCheck struct {
+	port  uint16
+	ready int // backends on this node
+}
+
+// healthServers answer load balancers on the health check ports of Services, in
+// the form that kube-proxy has (pkg/proxy/healthcheck/service_health.go), on all
+// addresses of the node.
 type healthServers struct {
-	log     *slog.Logger
-	mu      sync.Mutex // protects what follows
+	mu      sync.Mutex             // protects what follows
+	wanted  map[string]healthCheck // by Service, NAMESPACE/NAME
 	servers map[uint16]*healthServer
+	changed bool // since listen
+	closed  bool
 }
 
 // healthServer is one port.
 type healthServer struct {
-	port    uint16
-	service string // NAMESPACE/NAME
+	service string // that it is of
 	server  *http.Server
-
-	mu    sync.Mutex
-	ready int   // protected by mu
-	err   error // why it does not listen; protected by mu
+	ready   atomic.Int64
+	err     atomic.Pointer[error] // why it does not listen; nil where it does
 }
 
 // want takes in what a Service wants, which may be nothing.
 func (h *healthServers) want(service string, ports []balance.ServicePort) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	var port uint16
-	ready := 0
+	var c healthCheck
 	for i := range ports {
 		if ports[i].HealthCheckPort != 0 {
-			port, ready = ports[i].HealthCheckPort, ports[i].LocalReady
+			c = healthCheck{ports[i].HealthCheckPort, ports[i].LocalReady}
 		}
 	}
-	for p, s := range h.servers {
-		if s.service == service && p != port {
-			s.close()
-			delete(h.servers, p)
-		}
-	}
-	if port == 0 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	before, was := h.wanted[service]
+	switch {
+	case c.port == 0 && was:
+		delete(h.wanted, service)
+	case c.port != 0 && (!was || before != c):
+		h.wanted[service] = c
+	default:
 		return
 	}
-	s := h.servers[port]
-	if s == nil || (s.service == service && s.failure() != nil) {
-		s = &healthServer{port: port, service: service}
-		h.servers[port] = s
-		if err := s.listen(); err != nil {
-			s.fail(err)
-			h.log.Error("health check port of a Service", "service", service, "port", port, "err", err)
+	h.changed = true
+}
+
+// listen brings the servers in step with what is wanted, and tries again those
+// that could not listen. The first Service by name has a port that two want.
+func (h *healthServers) listen() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	failed := false
+	for _, s := range h.servers {
+		failed = failed || s.err.Load() != nil
+	}
+	if h.closed || !h.changed && !failed {
+		return
+	}
+	h.changed = false
+	owners := h.owners()
+	for port, s := range h.servers {
+		if owners[port] != s.service || s.err.Load() != nil {
+			s.close()
+			delete(h.servers, port)
 		}
 	}
-	if s.service == service {
-		s.mu.Lock()
-		s.ready = ready
-		s.mu.Unlock()
+	for port, service := range owners {
+		s := h.servers[port]
+		if s == nil {
+			s = &healthServer{service: service}
+			h.servers[port] = s
+			s.listen(port)
+		}
+		s.ready.Store(int64(h.wanted[service].ready))
 	}
 }
 
-func (s *healthServer) listen() error {
-	l, err := net.Listen("tcp", ":"+strconv.Itoa(int(s.port)))
-	if err != nil {
-		return err
+// owners returns which Service has each port.
+func (h *healthServers) owners() map[uint16]string {
+	out := map[uint16]string{}
+	for _, service := range slices.Sorted(maps.Keys(h.wanted)) {
+		if port := h.wanted[service].port; out[port] == "" {
+			out[port] = service
+		}
 	}
-	s.server = &http.Server{Handler: s, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
+	return out
+}
+
+func (s *healthServer) listen(port uint16) {
+	l, err := net.Listen("tcp", ":"+strconv.Itoa(int(port)))
+	if err != nil {
+		s.err.Store(&err)
+		return
+	}
+	s.server = &http.Server{Handler: s, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
 	go func() {
-		if err := s.server.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
-			s.fail(err)
+		if err := s.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+			s.err.Store(&err)
 		}
 	}()
-	return nil
-}
-
-func (s *healthServer) fail(err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.err = err
-}
-
-func (s *healthServer) failure() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.err
 }
 
 func (s *healthServer) close() {
@@ -110,13 +131,11 @@ func (s *healthServer) close() {
 // ServeHTTP says how many ready endpoints this node has: 200 where there is one,
 // else 503.
 func (s *healthServer) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	s.mu.Lock()
-	ready := s.ready
-	s.mu.Unlock()
+	ready := s.ready.Load()
 	namespace, name, _ := strings.Cut(s.service, "/")
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.Itoa(ready))
+	w.Header().Set("X-Load-Balancing-Endpoint-Weight", strconv.FormatInt(ready, 10))
 	if ready == 0 {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
@@ -132,14 +151,20 @@ func (h *healthServers) problems() []balance.Problem {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	var out []balance.Problem
-	for _, port := range slices.Sorted(maps.Keys(h.servers)) {
-		s := h.servers[port]
-		if err := s.failure(); err != nil {
-			out = append(out, balance.Problem{
-				Object: "Service " + s.service, Field: "spec.healthCheckNodePort", Value: strconv.Itoa(int(port)),
-				Want: fmt.Sprintf("a port that this node can listen on: %v", err),
-			})
+	for service, c := range h.wanted {
+		p := balance.Problem{Object: "Service " + service, Field: "spec.healthCheckNodePort", Value: strconv.Itoa(int(c.port))}
+		s := h.servers[c.port]
+		switch {
+		case s == nil:
+			continue // about to be listened on
+		case s.service != service:
+			p.Want = "a port that Service " + s.service + " does not have"
+		case s.err.Load() != nil:
+			p.Want = fmt.Sprintf("a port that this node can listen on: %v", *s.err.Load())
+		default:
+			continue
 		}
+		out = append(out, p)
 	}
 	return out
 }
@@ -147,6 +172,7 @@ func (h *healthServers) problems() []balance.Problem {
 func (h *healthServers) close() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.closed = true
 	for _, s := range h.servers {
 		s.close()
 	}

@@ -6,18 +6,16 @@
 package services
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/cilium/statedb"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/weft-mesh/weft/internal/balance"
 	"github.com/weft-mesh/weft/internal/datapath/service"
@@ -45,18 +43,16 @@ type Config struct {
 	Report func(error)
 }
 
-const (
-	// passInterval is the time between two walks over the translated connections.
-	passInterval = 5 * time.Second
-	// retryDelay is the time until what the kernel refused is tried again.
-	retryDelay = 2 * time.Second
-)
+// retryDelay is the time until what the kernel refused is tried again.
+const retryDelay = 2 * time.Second
+
+// gather is how long a change waits for others that come with it.
+const gather = 500 * time.Microsecond
 
 // Driver keeps the maps in step. Its methods are safe for concurrent use.
 type Driver struct {
-	cfg  Config
-	wake chan struct{} // of one: there is something to settle
-
+	cfg    Config
+	wake   chan struct{} // of one: there is something to settle
 	health healthServers
 
 	mu        sync.Mutex // protects what follows; changes take turns
@@ -68,10 +64,8 @@ type Driver struct {
 	problems  map[string][]balance.Problem
 	node      balance.Node
 	swept     bool
-	changed   time.Time
-	took      time.Duration
-	over      ended // to be settled
-	cut       uint64
+	status    Status
+	left      map[uint32]service.Left // backends that connections may still use
 }
 
 // New returns a driver of what the tables will hold; nothing is written yet.
@@ -80,8 +74,8 @@ func New(c Config) (*Driver, error) {
 		cfg: c, wake: make(chan struct{}, 1),
 		slices: map[string]map[string]*state.Endpoint{}, owner: map[string]string{},
 		ports: map[string][]balance.ServicePort{}, problems: map[string][]balance.Problem{},
-		over:   newEnded(),
-		health: healthServers{log: c.Log, servers: map[uint16]*healthServer{}},
+		left:   map[uint32]service.Left{},
+		health: healthServers{wanted: map[string]healthCheck{}, servers: map[uint16]*healthServer{}},
 	}
 	txn := c.Tables.DB.WriteTxn(c.Tables.Services, c.Tables.Endpoints)
 	defer txn.Commit()
@@ -98,27 +92,26 @@ func New(c Config) (*Driver, error) {
 // Run keeps the maps in step until ctx ends. What is in force then stays so.
 func (d *Driver) Run(ctx context.Context) error {
 	defer d.health.close()
-	pass := time.NewTicker(passInterval)
-	defer pass.Stop()
-	var retry <-chan time.Time
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return d.followTables(ctx) })
+	g.Go(func() error { return d.settleConnections(ctx) })
+	return g.Wait()
+}
+
+// followTables applies what changes, and tries again what failed.
+func (d *Driver) followTables(ctx context.Context) error {
+	retry := time.NewTicker(retryDelay)
+	defer retry.Stop()
 	for {
 		// The watch comes before the change, or one in between would be missed.
 		changed, stop := d.watch(ctx)
-		err := d.Apply()
-		if err != nil && retry == nil {
-			retry = time.After(retryDelay)
-		}
+		_ = d.Apply() // what failed is reported
 		select {
 		case <-ctx.Done():
 			stop()
 			return nil
 		case <-changed:
-		case <-d.wake:
-			d.settle()
-		case <-pass.C:
-			d.pass()
-		case <-retry:
-			retry = nil
+		case <-retry.C:
 			d.retry()
 		}
 		stop()
@@ -138,8 +131,7 @@ func (d *Driver) watch(ctx context.Context) (<-chan struct{}, context.CancelFunc
 	changed := make(chan struct{})
 	go func() {
 		defer close(changed)
-		// gather what changes at the same time
-		_, _ = set.Wait(ctx, time.Millisecond)
+		_, _ = set.Wait(ctx, gather)
 	}()
 	return changed, cancel
 }
@@ -150,18 +142,28 @@ func (d *Driver) Apply() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	start := time.Now()
-	dirty := d.follow()
-	if len(dirty) > 0 || !d.swept {
+	if dirty := d.follow(); len(dirty) > 0 || !d.swept {
 		d.write(d.compute(dirty))
-		d.took, d.changed = time.Since(start), time.Now()
+		d.status.Sync, d.status.Changed = time.Since(start), time.Now()
 	}
-	if !d.swept {
-		if err := d.cfg.Writer.Sweep(); err != nil {
-			return d.report(fmt.Errorf("let go of services that are gone: %w", err))
-		}
-		d.swept = true
+	if err := d.sweep(); err != nil {
+		return d.report(err)
 	}
-	return d.report(d.failures())
+	return d.report(d.failure())
+}
+
+// sweep lets go of what an earlier agent left, once.
+func (d *Driver) sweep() error {
+	if d.swept {
+		return nil
+	}
+	left, err := d.cfg.Writer.Sweep()
+	d.letGo(left)
+	if err != nil {
+		return fmt.Errorf("let go of services that are gone: %w", err)
+	}
+	d.swept = true
+	return nil
 }
 
 func (d *Driver) report(err error) error {
@@ -171,7 +173,7 @@ func (d *Driver) report(err error) error {
 	return err
 }
 
-func (d *Driver) failures() error {
+func (d *Driver) failure() error {
 	list := d.cfg.Writer.Errors()
 	switch len(list) {
 	case 0:
@@ -179,7 +181,37 @@ func (d *Driver) failures() error {
 	case 1:
 		return list[0]
 	}
-	return fmt.Errorf("%w (and %d more service ports)", list[0], len(list)-1)
+	return fmt.Errorf("%w (and %d more like it)", list[0], len(list)-1)
+}
+
+// write puts changes in force, and leaves the rest to settleConnections.
+func (d *Driver) write(changes []service.Change) {
+	out := d.cfg.Writer.Apply(changes)
+	if out.Changed > 0 {
+		d.letGo(out.Left)
+	}
+}
+
+// letGo notes backends that have left, and wakes settleConnections: also for
+// those of earlier changes, whose endpoints may have gone by now.
+func (d *Driver) letGo(left []service.Left) {
+	for _, l := range left {
+		d.left[l.Backend] = l
+	}
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// retry does again what failed.
+func (d *Driver) retry() {
+	d.health.listen()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if changes := d.cfg.Writer.Retries(); len(changes) > 0 {
+		d.write(changes)
+	}
 }
 
 // follow takes in what has changed, and returns the services that it is about.
@@ -192,44 +224,52 @@ func (d *Driver) follow() map[string]bool {
 	}
 	rows, _ := d.endpoints.Next(txn)
 	for c := range rows {
-		e := c.Object
-		key, of := state.Key(e.Namespace, e.Name), state.Key(e.Namespace, e.Service)
-		if before, ok := d.owner[key]; ok {
-			dirty[before] = true
-			delete(d.slices[before], key)
-			if len(d.slices[before]) == 0 {
-				delete(d.slices, before)
-			}
-			delete(d.owner, key)
-		}
-		if c.Deleted {
-			continue
-		}
-		dirty[of] = true
-		d.owner[key] = of
-		if d.slices[of] == nil {
-			d.slices[of] = map[string]*state.Endpoint{}
-		}
-		d.slices[of][key] = e
+		d.followSlice(c, dirty)
 	}
-	if row, _, ok := d.cfg.Tables.Nodes.Get(txn, state.NodeByName.Query(d.cfg.Node)); ok {
-		node := balance.NodeOf(row)
-		if node.Zone != d.node.Zone || !slices.Equal(node.IPs, d.node.IPs) || node.Name != d.node.Name {
-			d.node = node
-			for s := range d.cfg.Tables.Services.All(txn) {
-				dirty[state.Key(s.Namespace, s.Name)] = true
-			}
+	row, _, ok := d.cfg.Tables.Nodes.Get(txn, state.NodeByName.Query(d.cfg.Node))
+	if !ok {
+		return dirty // what was computed for it stays
+	}
+	node := balance.NodeOf(row)
+	if node.Zone != d.node.Zone || !slices.Equal(node.IPs, d.node.IPs) || node.Name != d.node.Name {
+		d.node = node
+		for s := range d.cfg.Tables.Services.All(txn) {
+			dirty[state.Key(s.Namespace, s.Name)] = true
 		}
 	}
 	return dirty
 }
 
+// followSlice moves a slice to the service that it belongs to.
+func (d *Driver) followSlice(c statedb.Change[*state.Endpoint], dirty map[string]bool) {
+	e := c.Object
+	key, of := state.Key(e.Namespace, e.Name), state.Key(e.Namespace, e.Service)
+	if before, ok := d.owner[key]; ok {
+		dirty[before] = true
+		delete(d.slices[before], key)
+		if len(d.slices[before]) == 0 {
+			delete(d.slices, before)
+		}
+		delete(d.owner, key)
+	}
+	if c.Deleted {
+		return
+	}
+	dirty[of] = true
+	d.owner[key] = of
+	if d.slices[of] == nil {
+		d.slices[of] = map[string]*state.Endpoint{}
+	}
+	d.slices[of][key] = e
+}
+
 // input is what the ports of a service follow from.
 func (d *Driver) input(s *state.Service) balance.Input {
-	key := state.Key(s.Namespace, s.Name)
 	in := balance.Input{Service: s, Node: d.node, SCTP: d.cfg.SCTP}
-	for _, name := range slices.Sorted(maps.Keys(d.slices[key])) {
-		in.Slices = append(in.Slices, d.slices[key][name])
+	of := d.slices[state.Key(s.Namespace, s.Name)]
+	in.Slices = make([]*state.Endpoint, 0, len(of))
+	for _, e := range of { // their order does not matter
+		in.Slices = append(in.Slices, e)
 	}
 	return in
 }
@@ -239,15 +279,7 @@ func (d *Driver) compute(dirty map[string]bool) []service.Change {
 	txn := d.cfg.Tables.DB.ReadTxn()
 	changes := make([]service.Change, 0, len(dirty))
 	for _, key := range slices.Sorted(maps.Keys(dirty)) {
-		var next []balance.ServicePort
-		delete(d.problems, key)
-		row, _, ok := d.cfg.Tables.Services.Get(txn, state.ServiceByName.Query(key))
-		if ok {
-			var problems []balance.Problem
-			if next, problems = balance.Compute(d.input(row)); len(problems) > 0 {
-				d.problems[key] = problems
-			}
-		}
+		next := d.computeService(txn, key)
 		for _, p := range d.ports[key] {
 			if !slices.ContainsFunc(next, func(n balance.ServicePort) bool { return n.Name == p.Name }) {
 				changes = append(changes, service.Change{Name: p.Name})
@@ -256,149 +288,27 @@ func (d *Driver) compute(dirty map[string]bool) []service.Change {
 		for i := range next {
 			changes = append(changes, service.Change{Name: next[i].Name, Want: &next[i]})
 		}
+		d.status.count(d.ports[key], -1)
+		d.status.count(next, 1)
 		delete(d.ports, key)
 		if len(next) > 0 {
 			d.ports[key] = next
 		}
 		d.health.want(key, next)
 	}
+	d.health.listen()
 	return changes
 }
 
-// write puts changes in force, and leaves the rest to Run.
-func (d *Driver) write(changes []service.Change) {
-	out := d.cfg.Writer.Apply(changes)
-	d.over.add(&out)
-	select {
-	case d.wake <- struct{}{}:
-	default:
-	}
-}
-
-// retry writes again what the kernel refused.
-func (d *Driver) retry() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if changes := d.cfg.Writer.Retries(); len(changes) > 0 {
-		d.write(changes)
-	}
-}
-
-// Ports returns the service ports that are wanted, in order of name: those of
-// one Service, or all where both names are empty.
-func (d *Driver) Ports(namespace, name string) []balance.ServicePort {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if namespace != "" || name != "" {
-		return slices.Clone(d.ports[state.Key(namespace, name)])
-	}
-	var out []balance.ServicePort
-	for _, key := range slices.Sorted(maps.Keys(d.ports)) {
-		out = append(out, d.ports[key]...)
-	}
-	return out
-}
-
-// Problems returns what of Services and EndpointSlices is left out, and
-// frontends that two Services want.
-func (d *Driver) Problems() []balance.Problem {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var out []balance.Problem
-	for _, key := range slices.Sorted(maps.Keys(d.problems)) {
-		out = append(out, d.problems[key]...)
-	}
-	for _, c := range d.cfg.Writer.Conflicts() {
-		out = append(out, balance.Problem{
-			Object: "Service " + state.Key(c.Loser.Namespace, c.Loser.Service),
-			Field:  "spec.ports", Value: c.Frontend.String() + "/" + string(c.Loser.Protocol),
-			Want: "an address and port that is not that of Service " + state.Key(c.Winner.Namespace, c.Winner.Service),
-		})
-	}
-	out = append(out, d.health.problems()...)
-	slices.SortStableFunc(out, func(a, b balance.Problem) int {
-		return cmp.Or(strings.Compare(a.Object, b.Object), strings.Compare(a.Field, b.Field))
-	})
-	return out
-}
-
-// Input returns what the service ports of a Service are computed from.
-func (d *Driver) Input(namespace, name string) (balance.Input, bool) {
-	row, _, ok := d.cfg.Tables.Services.Get(d.cfg.Tables.DB.ReadTxn(), state.ServiceByName.Query(state.Key(namespace, name)))
+func (d *Driver) computeService(txn statedb.ReadTxn, key string) []balance.ServicePort {
+	delete(d.problems, key)
+	row, _, ok := d.cfg.Tables.Services.Get(txn, state.ServiceByName.Query(key))
 	if !ok {
-		return balance.Input{}, false
+		return nil
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.input(row), true
-}
-
-// Kernel reads what the kernel has of a service port.
-func (d *Driver) Kernel(name balance.Name) (service.InForce, error) { return d.cfg.Reader.Port(name) }
-
-// Dump prints the kernel's maps as text.
-func (d *Driver) Dump() (string, error) {
-	var b strings.Builder
-	err := d.cfg.Writer.Dump(&b)
-	return b.String(), err
-}
-
-// Status sums up what is in force.
-type Status struct {
-	Services, Ports, Frontends, Backends int
-	Err                                  error         // why not all is
-	Changed                              time.Time     // of the last change
-	Sync                                 time.Duration // that it took
-	Maglev                               service.MaglevStats
-	Flows                                service.FlowStats
-	Cut                                  uint64 // sockets
-}
-
-// Status returns the state as of now.
-func (d *Driver) Status() Status {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	s := Status{
-		Services: len(d.ports), Changed: d.changed, Sync: d.took, Err: d.failures(),
-		Maglev: d.cfg.Writer.Maglev(), Flows: d.cfg.Connections.Stats(), Cut: d.cut,
+	ports, problems := balance.Compute(d.input(row))
+	if len(problems) > 0 {
+		d.problems[key] = problems
 	}
-	for _, list := range d.ports {
-		s.Ports += len(list)
-		for i := range list {
-			s.Frontends += len(list[i].Frontends)
-			s.Backends += max(len(list[i].Internal), len(list[i].Cluster), len(list[i].External))
-		}
-	}
-	return s
-}
-
-// settle ends the connections that must not go on, and then lets go of what
-// nothing can be using.
-func (d *Driver) settle() {
-	d.mu.Lock()
-	over := d.over
-	d.over = newEnded()
-	d.over.draining = over.draining
-	d.mu.Unlock()
-	var errs []error
-	if !over.empty() {
-		errs = append(errs, d.cfg.Connections.ForgetAffinity(over.lost))
-		errs = append(errs, d.cfg.Connections.Pass(d.flowEnds(&over)))
-		errs = append(errs, d.cutSockets(&over))
-	}
-	errs = append(errs, d.cfg.Writer.Collect())
-	if err := errors.Join(errs...); err != nil {
-		d.cfg.Log.Error("end connections of services", "err", err)
-	}
-}
-
-// pass deletes connections that have expired, and those of drained backends.
-func (d *Driver) pass() {
-	d.mu.Lock()
-	over := ended{draining: maps.Clone(d.over.draining)}
-	d.mu.Unlock()
-	if err := d.cfg.Connections.Pass(d.flowEnds(&over)); err != nil {
-		d.cfg.Log.Error("collect connections of services", "err", err)
-	}
-	d.forgetDrained(&over)
+	return ports
 }

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/weft-mesh/weft/internal/balance"
 	"github.com/weft-mesh/weft/internal/datapath/pin"
 )
@@ -157,12 +159,13 @@ func (w *Writer) takeOver(p *port, want *balance.ServicePort) {
 		}
 		w.inForce[k] = frontend{p, now.value}
 		p.keys = append(p.keys, k)
-		p.takeSets(a, f, &now.value)
+		w.takeSets(p, f, &now.value)
 	}
 }
 
 // takeSets adopts the sets of a frontend.
-func (p *port) takeSets(a *adopted, f *balance.Frontend, v *pin.KernelService) {
+func (w *Writer) takeSets(p *port, f *balance.Frontend, v *pin.KernelService) {
+	a := w.adopted
 	to := &p.sets[family(f.Addr)]
 	if !f.Kind.External() {
 		to[internal] = a.take(p, to[internal], v.Near.Id, v.Near.Count, v)
@@ -172,7 +175,8 @@ func (p *port) takeSets(a *adopted, f *balance.Frontend, v *pin.KernelService) {
 	to[cluster] = a.take(p, to[cluster], v.Near.Id, v.Near.Count, v)
 	to[external] = a.take(p, to[external], v.Far.Id, v.Far.Count, v)
 	if s := to[external]; s != nil && a.tables[s.id] && v.Maglev != 0 {
-		s.table, s.suspect = v.Maglev, true
+		w.setTable(s, v.Maglev)
+		s.suspect = true
 		delete(a.tables, s.id)
 	}
 }
@@ -268,9 +272,9 @@ func (w *Writer) leftovers() {
 		}
 		g.tables = append(g.tables, s)
 	}
-	for id := range a.backends {
+	for id, b := range a.backends {
 		if !a.kept[id] {
-			g.backends = append(g.backends, id)
+			w.linger(Left{Name: balance.Name{Protocol: corev1.Protocol(protocolName(b.Protocol))}, Backend: id, At: netip.AddrPortFrom(addrOf(b.Addr), networkOrder(b.Port))})
 		}
 	}
 	for id, list := range a.members {

@@ -22,24 +22,17 @@ type Change struct {
 	Want *balance.ServicePort
 }
 
-// Left is a backend that a service port does not use any more.
+// Left is a backend that a service port does not use any more. It is in the
+// kernel, where old connections find it, until Release.
 type Left struct {
-	Name             balance.Name
-	Service, Backend uint32 // their numbers
+	Name             balance.Name // only the protocol of one that an earlier agent left
+	Service, Backend uint32       // their numbers
 	At               netip.AddrPort
 }
 
-// Port is a service port by name and number.
-type Port struct {
-	Name balance.Name
-	ID   uint32
-}
-
-// Outcome is what changes mean for connections that are there.
+// Outcome is what came of changes.
 type Outcome struct {
-	Left    []Left // of ports that are gone, too
-	Gone    []Port
-	Filled  []Port // had no backend for some of their clients, and have now
+	Left    []Left // backends of ports that are gone, too
 	Changed int    // ports written
 }
 
@@ -110,7 +103,32 @@ func (w *Writer) Apply(changes []Change) Outcome {
 		round.plans = append(round.plans, newPlan(p, want, w.won(p), w.options.Maglev))
 	}
 	round.run()
+	round.out.Left = w.tellLeft()
 	return round.out
+}
+
+func (w *Writer) tellLeft() []Left {
+	out := w.left
+	w.left = nil
+	return out
+}
+
+// linger keeps a backend that no set holds.
+func (w *Writer) linger(l Left) {
+	w.lingers[l.Backend] = l
+	w.left = append(w.left, l)
+}
+
+// Release lets Collect remove backends that have left.
+func (w *Writer) Release(list []Left) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, l := range list {
+		if _, ok := w.lingers[l.Backend]; ok {
+			delete(w.lingers, l.Backend)
+			w.garbage.backends = append(w.garbage.backends, l.Backend)
+		}
+	}
 }
 
 // portOf returns the port of a change, a new one where there is none yet; nil
@@ -428,7 +446,8 @@ func (r *round) writeTables(which func(*set) bool) {
 				continue
 			}
 			b.add(x, s.id, r.w.buildTable(s.after(), s.wish))
-			s.table, s.suspect = s.wish, false
+			r.w.setTable(s, s.wish)
+			s.suspect = false
 			if entries += int(s.wish); entries >= tablesAtOnce {
 				flush()
 			}
@@ -442,7 +461,8 @@ func (r *round) writeTables(which func(*set) bool) {
 func (r *round) noTable(x *plan, id uint32, err error) bool {
 	for s := range x.sets.each {
 		if s.id == id {
-			s.wish, s.table = 0, 0
+			s.wish = 0
+			r.w.setTable(s, 0)
 			r.w.garbage.tables = append(r.w.garbage.tables, s)
 		}
 	}
@@ -456,6 +476,20 @@ type MaglevStats struct {
 	Bytes   uint64        // of the kernel's memory
 	Built   uint64        // since the start
 	Elapsed time.Duration // building them
+}
+
+// setTable notes that a set has a table of n entries.
+func (w *Writer) setTable(s *set, n uint32) {
+	const entry = 8 // bytes: elements of arrays are rounded up to that
+	if s.table != 0 {
+		w.maglev.Tables--
+		w.maglev.Bytes -= entry * uint64(s.table)
+	}
+	if n != 0 {
+		w.maglev.Tables++
+		w.maglev.Bytes += entry * uint64(n)
+	}
+	s.table = n
 }
 
 func (w *Writer) buildTable(slots []*backend, size uint32) []uint32 {
@@ -525,7 +559,6 @@ func (r *round) switchFrontends() {
 				r.w.inForce[k] = frontend{x.port, v}
 				continue
 			}
-			r.noteFilled(x, ok, &now, &v)
 			b.add(x, k, v)
 		}
 	})
@@ -542,16 +575,6 @@ func (r *round) switchFrontends() {
 	for i, k := range keys {
 		if !failed[k] {
 			r.w.inForce[k] = frontend{plans[i].port, values[i]}
-		}
-	}
-}
-
-// noteFilled notes a port that clients could not use, and can now.
-func (r *round) noteFilled(x *plan, was bool, before *frontend, after *pin.KernelService) {
-	if was && (before.value.Near.Count == 0 && after.Near.Count > 0 || before.value.Far.Count == 0 && after.Far.Count > 0) {
-		p := Port{x.port.name, x.port.id}
-		if n := len(r.out.Filled); n == 0 || r.out.Filled[n-1] != p {
-			r.out.Filled = append(r.out.Filled, p)
 		}
 	}
 }
@@ -694,7 +717,7 @@ func (w *Writer) shrink(s *set, n int) {
 func (w *Writer) sweepPool(p *port) {
 	p.pool = slices.DeleteFunc(p.pool, func(b *backend) bool {
 		if b.refs == 0 && b.here {
-			w.garbage.backends = append(w.garbage.backends, b.id)
+			w.linger(Left{p.name, p.id, b.id, b.at})
 		}
 		return b.refs == 0
 	})
@@ -714,7 +737,6 @@ func (r *round) finish(x *plan) {
 		r.w.failing[p] = true
 	}
 	if x.want == nil && x.err == nil {
-		r.out.Gone = append(r.out.Gone, Port{p.name, p.id})
 		delete(r.w.ports, p.name)
 	}
 }
@@ -732,20 +754,22 @@ func (r *round) commit(x *plan) {
 			b.refs++
 		}
 	}
-	var loose []*backend
+	loose := false
 	for _, e := range x.edits {
-		loose = release(loose, e.removed)
+		loose = release(e.removed) || loose
 		e.set.list, e.set.slots, e.set.edit = e.list, e.slots, nil
 		r.w.shrink(e.set, len(e.slots))
 	}
 	for s := range p.sets.each {
 		if !x.sets.has(s) {
 			r.w.garbage.sets = append(r.w.garbage.sets, s)
-			loose = release(loose, s.slots)
+			loose = release(s.slots) || loose
 		}
 	}
 	r.settle(x)
-	r.leave(x, loose)
+	if loose {
+		r.w.sweepPool(p)
+	}
 	p.sets, p.header, p.ranges, p.stuck = x.sets, x.header, x.ranges, x.stuck
 }
 
@@ -760,30 +784,19 @@ func (r *round) settle(x *plan) {
 			s.members = x.header.affinity != 0
 			if s.table != 0 && s.wish == 0 {
 				r.w.garbage.tables = append(r.w.garbage.tables, s)
-				s.table = 0
+				r.w.setTable(s, 0)
 			}
 		}
 	}
 }
 
-// release appends those that no set holds any more.
-func release(loose, list []*backend) []*backend {
+// release says whether no set holds one of them any more.
+func release(list []*backend) (loose bool) {
 	for _, b := range list {
-		if b.refs--; b.refs == 0 {
-			loose = append(loose, b)
-		}
+		b.refs--
+		loose = loose || b.refs == 0
 	}
 	return loose
-}
-
-// leave notes the backends that are in no set any more.
-func (r *round) leave(x *plan, loose []*backend) {
-	for _, b := range loose {
-		r.out.Left = append(r.out.Left, Left{x.port.name, x.port.id, b.id, b.at})
-	}
-	if len(loose) > 0 {
-		r.w.sweepPool(x.port)
-	}
 }
 
 // Errors returns why service ports are not in force as wanted, in order.

@@ -88,7 +88,7 @@ func (w *Writer) collect(g garbage) error {
 		}
 		if s.table != 0 {
 			g.tables = append(g.tables, s)
-			s.table = 0
+			w.setTable(s, 0)
 		}
 		g.shrunk = append(g.shrunk, shrunk{s, 0})
 		s.slots = nil
@@ -154,12 +154,16 @@ func (w *Writer) collectSlots(list []shrunk) error {
 }
 
 // Sweep removes what an earlier agent left and no service port took over. It is
-// for after the first complete sync. It waits for running programs.
-func (w *Writer) Sweep() error {
+// for after the first complete sync. It waits for running programs. The backends
+// that it returns wait for Release, like those of an Outcome.
+func (w *Writer) Sweep() ([]Left, error) {
 	if err := w.sweepFrontends(); err != nil {
-		return err
+		return nil, err
 	}
-	return w.Collect()
+	w.mu.Lock()
+	left := w.tellLeft()
+	w.mu.Unlock()
+	return left, w.Collect()
 }
 
 func (w *Writer) sweepFrontends() error {

@@ -20,8 +20,9 @@ import (
 // translated packet by packet, connected UDP sockets, and clients that stay with
 // a backend. Its methods are called by one goroutine.
 type Connections struct {
-	flows, sockets, affinity *ebpf.Map
-	lifetimes                setting.Lifetimes
+	flows, sockets     *ebpf.Map
+	affinity, backends *ebpf.Map
+	lifetimes          setting.Lifetimes
 
 	live, halves, deleted atomic.Uint64
 }
@@ -29,7 +30,8 @@ type Connections struct {
 // NewConnections returns those of m.
 func NewConnections(m *pin.Maps, l setting.Lifetimes) *Connections {
 	return &Connections{
-		flows: m.Map("weft_service_flows"), sockets: m.Map("weft_service_sockets"), affinity: m.Map("weft_affinity"), lifetimes: l,
+		flows: m.Map("weft_service_flows"), sockets: m.Map("weft_service_sockets"), affinity: m.Map("weft_affinity"),
+		backends: m.Map("weft_backends"), lifetimes: l,
 	}
 }
 
@@ -60,6 +62,21 @@ func flowOf(k *pin.KernelFlowKey, v *pin.KernelServiceFlow) Flow {
 		f.At = netip.AddrPortFrom(addrOf(v.Dst), networkOrder(v.Dport))
 	}
 	return f
+}
+
+// Backends returns a function that says whether the kernel has a backend, as of
+// the first time it was asked about it.
+func (c *Connections) Backends() func(id uint32) bool {
+	seen := map[uint32]bool{}
+	return func(id uint32) bool {
+		here, ok := seen[id]
+		if !ok {
+			var v pin.KernelBackend
+			here = !errors.Is(c.backends.Lookup(id, &v), ebpf.ErrKeyNotExist)
+			seen[id] = here
+		}
+		return here
+	}
 }
 
 // Pass deletes the connections that have expired, and those that over says must

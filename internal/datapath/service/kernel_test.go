@@ -61,7 +61,7 @@ func TestKernel(t *testing.T) {
 	w, err := New(maps, Options{Maglev: true})
 	must(t, err)
 	apply(t, w, shop()...)
-	must(t, w.Sweep())
+	sweep(t, w)
 	if d := cmp.Diff(shopDump, dumpOf(t, w)); d != "" {
 		t.Fatalf("maps (-want +got):\n%s", d)
 	}
@@ -69,7 +69,7 @@ func TestKernel(t *testing.T) {
 	again, err := New(openMaps(t, dir, sizes()), Options{Maglev: true})
 	must(t, err)
 	apply(t, again, shop()...)
-	must(t, again.Sweep())
+	sweep(t, again)
 	if n := again.Writes().Total(); n != 0 {
 		t.Errorf("the second agent wrote %+v, want nothing", again.Writes())
 	}
@@ -81,7 +81,7 @@ func TestKernel(t *testing.T) {
 	}
 	third, err := New(openMaps(t, dir, sizes()), Options{})
 	must(t, err)
-	must(t, third.Sweep())
+	sweep(t, third)
 	if d := cmp.Diff("", dumpOf(t, third)); d != "" {
 		t.Errorf("nobody wants anything (-want +got):\n%s", d)
 	}

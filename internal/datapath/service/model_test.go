@@ -435,6 +435,7 @@ func runSequence(t *testing.T, seed uint64) int {
 		return writer
 	}
 	writer, now := start(), state{}
+	var left []Left
 	for step := range 30 {
 		next, changes := r.change(now)
 		w.step = fmt.Sprintf("seed %d step %d", seed, step)
@@ -445,11 +446,11 @@ func runSequence(t *testing.T, seed uint64) int {
 			f.fuse = 1 + r.IntN(40)
 		}
 		alive := survives(func() {
-			writer.Apply(changes)
+			left = append(left, writer.Apply(changes).Left...)
 			if !r.chance(3) {
-				if err := writer.Collect(); err != nil {
-					t.Fatal(err)
-				}
+				writer.Release(left)
+				left = nil
+				must(t, writer.Collect())
 			}
 		})
 		f.fuse = 0
@@ -465,21 +466,21 @@ func runSequence(t *testing.T, seed uint64) int {
 			}
 			w.after, w.next, w.step = then.claims(), then, w.step+" restart"
 			writer = start()
-			writer.Apply(then.changes())
+			left = writer.Apply(then.changes()).Left
 			if alive && maps.Equal(then, next) {
 				if now := idsOf(f); !maps.Equal(ids, now) {
 					t.Fatalf("%s: numbers changed:\n%v\n%v", w.step, ids, now)
 				}
 			}
-			if err := writer.Sweep(); err != nil {
-				t.Fatal(err)
-			}
+			more, err := writer.Sweep()
+			must(t, err)
+			left = append(left, more...)
 			next = then
 		}
 		if r.chance(2) {
-			if err := writer.Collect(); err != nil {
-				t.Fatal(err)
-			}
+			writer.Release(left)
+			left = nil
+			must(t, writer.Collect())
 			if err := f.equal(next, o.Maglev); err != nil {
 				t.Fatalf("%s: %v", w.step, err)
 			}

@@ -167,16 +167,13 @@ func monotonicSeconds() (uint32, error) {
 func (w *Writer) Maglev() MaglevStats {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	out := w.maglev
-	for _, p := range w.ports {
-		for s := range p.sets.each {
-			if s.table != 0 {
-				out.Tables++
-				out.Bytes += 8 * uint64(s.table) // elements of arrays are rounded up to that
-			}
-		}
-	}
-	return out
+	return w.maglev
+}
+
+// Port is a service port by name and number.
+type Port struct {
+	Name balance.Name
+	ID   uint32
 }
 
 // Ports returns the service ports that the writer has, in order.

@@ -15,7 +15,7 @@
 //  4. what must not be found any more: frontends, members, source ranges;
 //     then Maglev tables that change in place;
 //  5. by Collect, when no program can hold a frontend of before step 3: slots,
-//     backends, sets, tables that nothing refers to.
+//     sets, tables that nothing refers to, and backends that were released.
 //
 // A set changes in place where few of its backends do and all else of the port
 // stays: a backend that goes is overwritten by the last one, so that one endpoint
@@ -68,6 +68,8 @@ type Writer struct {
 	inForce map[serviceKey]frontend
 	adopted *adopted // what an earlier agent left and nobody took; nil after Sweep
 	garbage garbage
+	left    []Left          // to be told
+	lingers map[uint32]Left // backends that no set holds, until Release
 	next    numbers
 	writes  Writes
 	maglev  MaglevStats
@@ -179,7 +181,7 @@ func newWriter(k *kernel, o Options) (*Writer, error) {
 	w := &Writer{
 		options: o, kernel: k, ports: map[balance.Name]*port{}, failing: map[*port]bool{},
 		owners: map[serviceKey]*port{}, rivals: map[serviceKey][]*port{}, inForce: map[serviceKey]frontend{},
-		next: numbers{1, 1, 1},
+		lingers: map[uint32]Left{}, next: numbers{1, 1, 1},
 	}
 	if err := w.adopt(); err != nil {
 		return nil, fmt.Errorf("read the services that are in force: %w", err)

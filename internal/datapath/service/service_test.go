@@ -73,11 +73,21 @@ func apply(t testing.TB, w *Writer, want ...*balance.ServicePort) Outcome {
 		changes = append(changes, Change{p.Name, p})
 	}
 	out := w.Apply(changes)
+	w.Release(out.Left)
 	for _, err := range w.Errors() {
 		t.Fatal(err)
 	}
 	must(t, w.Collect())
 	return out
+}
+
+// sweep is Sweep where nobody uses what an earlier agent left.
+func sweep(t testing.TB, w *Writer) {
+	t.Helper()
+	left, err := w.Sweep()
+	must(t, err)
+	w.Release(left)
+	must(t, w.Collect())
 }
 
 func dumpOf(t testing.TB, w *Writer) string {
@@ -156,7 +166,7 @@ func TestFull(t *testing.T) {
 	apply(t, w, a, b)
 	was := dumpOf(t, w)
 	a4, c := clusterIP("a", "10.96.0.1:80", many(4)), clusterIP("c", "10.96.0.3:80", many(1))
-	w.Apply([]Change{{a4.Name, a4}, {c.Name, c}})
+	w.Release(w.Apply([]Change{{a4.Name, a4}, {c.Name, c}}).Left)
 	errs := w.Errors()
 	if len(errs) != 1 || errs[0].Name != a4.Name || errs[0].Map != "backends" || errs[0].Size != 5 || !errors.Is(errs[0], unix.E2BIG) {
 		t.Fatalf("errors %v, want one of port a and map backends", errs)
@@ -170,14 +180,14 @@ func TestFull(t *testing.T) {
 		t.Errorf("maps (-want +got):\n%s", d)
 	}
 	f.backends.max = 100
-	w.Apply(w.Retries())
+	w.Release(w.Apply(w.Retries()).Left)
 	if errs := w.Errors(); len(errs) != 1 || errs[0].Map != "slots" {
 		t.Fatalf("errors %v, want one of map slots", errs)
 	}
 	must(t, w.Collect())
-	w.Apply([]Change{{b.Name, nil}, {c.Name, nil}})
+	w.Release(w.Apply([]Change{{b.Name, nil}, {c.Name, nil}}).Left)
 	must(t, w.Collect())
-	w.Apply(w.Retries())
+	w.Release(w.Apply(w.Retries()).Left)
 	if errs := w.Errors(); len(errs) != 0 {
 		t.Errorf("errors %v when there is room", errs)
 	}
@@ -191,13 +201,13 @@ func TestFullFrontends(t *testing.T) {
 	w := newTest(t, f, Options{})
 	f.services.max = 1
 	p := nodePort(clusterIP("web", "10.96.0.1:80", many(2)), "172.30.0.1:30080")
-	w.Apply([]Change{{p.Name, p}})
+	w.Release(w.Apply([]Change{{p.Name, p}}).Left)
 	errs := w.Errors()
 	if len(errs) != 1 || errs[0].Frontend.String() != "172.30.0.1:30080" || errs[0].Map != "services" {
 		t.Fatalf("errors %v, want one of the NodePort", errs)
 	}
 	f.services.max = 2
-	w.Apply(w.Retries())
+	w.Release(w.Apply(w.Retries()).Left)
 	must(t, w.Collect())
 	must(t, f.equal(state{p.Name: p}, false))
 }
@@ -208,14 +218,14 @@ func TestFullTables(t *testing.T) {
 	w := newTest(t, f, Options{Maglev: true})
 	f.maglev.max = 0
 	p := nodePort(clusterIP("web", "10.96.0.1:80", many(2)), "172.30.0.1:30080")
-	w.Apply([]Change{{p.Name, p}})
+	w.Release(w.Apply([]Change{{p.Name, p}}).Left)
 	if errs := w.Errors(); len(errs) != 1 || errs[0].Map != "maglev" {
 		t.Fatalf("errors %v, want one of map maglev", errs)
 	}
 	must(t, w.Collect())
 	must(t, f.equal(state{p.Name: p}, false))
 	f.maglev.max = 1
-	w.Apply(w.Retries())
+	w.Release(w.Apply(w.Retries()).Left)
 	must(t, w.Collect())
 	must(t, f.equal(state{p.Name: p}, true))
 	if s := w.Maglev(); s.Tables != 1 || s.Bytes != 251*8 {
@@ -239,7 +249,7 @@ func TestConflicts(t *testing.T) {
 		t.Errorf("conflicts %v, want %v", c, want)
 	}
 	must(t, f.equal(state{a.Name: a, b.Name: b}, false))
-	w.Apply([]Change{{a.Name, nil}})
+	w.Release(w.Apply([]Change{{a.Name, nil}}).Left)
 	must(t, w.Collect())
 	must(t, f.equal(state{b.Name: b}, false))
 }
@@ -249,7 +259,6 @@ func TestOutcome(t *testing.T) {
 	f := newFake(1 << 20)
 	w := newTest(t, f, Options{})
 	empty, two, three := clusterIP("a", "10.96.0.1:80", nil), clusterIP("a", "10.96.0.1:80", many(2)), clusterIP("a", "10.96.0.1:80", many(3))
-	a := Port{two.Name, 1}
 	left := func(ids ...uint32) (out []Left) {
 		for _, id := range ids {
 			out = append(out, Left{two.Name, 1, id, atOf(&many(4)[id-1])})
@@ -261,16 +270,22 @@ func TestOutcome(t *testing.T) {
 		out  Outcome
 	}{
 		{empty, Outcome{Changed: 1}},
-		{three, Outcome{Changed: 1, Filled: []Port{a}}},
+		{three, Outcome{Changed: 1}},
 		{two, Outcome{Changed: 1, Left: left(3)}},
 		{empty, Outcome{Changed: 1, Left: left(1, 2)}},
+		{two, Outcome{Changed: 1}},
 	} {
 		if d := cmp.Diff(step.out, apply(t, w, step.want), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); d != "" {
 			t.Errorf("step %d (-want +got):\n%s", i, d)
 		}
 	}
-	if d := cmp.Diff(Outcome{Changed: 1, Gone: []Port{a}}, w.Apply([]Change{{a.Name, nil}})); d != "" {
-		t.Errorf("the port goes (-want +got):\n%s", d)
+	out := w.Apply([]Change{{two.Name, nil}})
+	if len(out.Left) != 2 || out.Left[0].Backend != 4 || out.Left[1].Backend != 5 {
+		t.Errorf("the port goes: %+v, want backends 4 and 5, for numbers are not used again", out)
+	}
+	must(t, w.Collect())
+	if n := len(f.backends.m); n != 2 {
+		t.Errorf("%d backends, want those that are not released", n)
 	}
 }
 
@@ -316,7 +331,7 @@ func TestAdoptsUnsound(t *testing.T) {
 	f.maglev.m[50] = []uint32{1}
 	w = newTest(t, f, Options{})
 	w.Apply([]Change{{p.Name, p}})
-	must(t, w.Sweep())
+	sweep(t, w)
 	must(t, f.equal(state{p.Name: p}, false))
 	if ids := slices.Sorted(maps.Keys(f.backends.m)); !slices.Equal(ids, []uint32{2, 3, 4, 5, 901}) {
 		t.Errorf("backends %v: want those of before that slots lead to", ids)
