@@ -11,11 +11,11 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/weft-mesh/weft/internal/balance"
 	"github.com/weft-mesh/weft/internal/datapath/service"
 	"github.com/weft-mesh/weft/internal/netdev"
 	"github.com/weft-mesh/weft/internal/state"
@@ -142,11 +142,14 @@ func (d *Driver) cutSockets(over map[uint32]service.Left) error {
 	return d.cfg.Connections.ForgetSockets(list)
 }
 
-// serves says whether an endpoint of the service still serves at the backend's
-// address: any service, for one that an earlier agent left.
+// serves says whether the service port is there, and an endpoint of the service
+// still serves at the backend's address: any service, for one that an earlier
+// agent left.
 func (d *Driver) serves(l *service.Left) bool {
 	if l.Service != 0 {
-		return serving(d.slices[state.Key(l.Name.Namespace, l.Name.Service)], l.At)
+		key := state.Key(l.Name.Namespace, l.Name.Service)
+		there := slices.ContainsFunc(d.ports[key], func(p balance.ServicePort) bool { return p.Name == l.Name })
+		return there && serving(d.slices[key], l.At)
 	}
 	for _, of := range d.slices {
 		if serving(of, l.At) {

@@ -4,11 +4,14 @@ package service
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/weft-mesh/weft/internal/balance"
 	"github.com/weft-mesh/weft/internal/balance/maglev"
@@ -51,7 +54,10 @@ func (e *Error) Error() string {
 	if e.Frontend.IsValid() {
 		at = " at " + e.Frontend.String()
 	}
-	return fmt.Sprintf("service port %s%s: write map %s, which holds %d entries: %v", NameOf(e.Name), at, e.Map, e.Size, e.Err)
+	if errors.Is(e.Err, unix.E2BIG) || errors.Is(e.Err, unix.ENOSPC) {
+		return fmt.Sprintf("service port %s%s: map %s is full: it holds %d entries", NameOf(e.Name), at, e.Map, e.Size)
+	}
+	return fmt.Sprintf("service port %s%s: write map %s: %v", NameOf(e.Name), at, e.Map, e.Err)
 }
 
 func (e *Error) Unwrap() error { return e.Err }

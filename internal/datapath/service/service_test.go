@@ -171,7 +171,7 @@ func TestFull(t *testing.T) {
 	if len(errs) != 1 || errs[0].Name != a4.Name || errs[0].Map != "backends" || errs[0].Size != 5 || !errors.Is(errs[0], unix.E2BIG) {
 		t.Fatalf("errors %v, want one of port a and map backends", errs)
 	}
-	want := "service port shop/a:http/TCP: write map backends, which holds 5 entries: argument list too long"
+	want := "service port shop/a:http/TCP: map backends is full: it holds 5 entries"
 	if errs[0].Error() != want {
 		t.Errorf("error %q, want %q", errs[0], want)
 	}
