@@ -16,8 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/weft-mesh/weft/internal/lab/api"
 	"github.com/weft-mesh/weft/internal/cgroup"
+	"github.com/weft-mesh/weft/internal/lab/api"
 	"github.com/weft-mesh/weft/internal/netdev"
 )
 

@@ -23,8 +23,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/weft-mesh/weft/internal/lab/api"
 	"github.com/weft-mesh/weft/internal/cgroup"
+	"github.com/weft-mesh/weft/internal/lab/api"
 	"github.com/weft-mesh/weft/internal/lab/daemon"
 	"github.com/weft-mesh/weft/internal/lab/layout"
 	"github.com/weft-mesh/weft/internal/lab/logfile"

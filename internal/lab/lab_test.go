@@ -17,9 +17,9 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/rogpeppe/go-internal/testscript"
 
+	"github.com/weft-mesh/weft/internal/cgroup"
 	"github.com/weft-mesh/weft/internal/cli"
 	"github.com/weft-mesh/weft/internal/lab"
-	"github.com/weft-mesh/weft/internal/cgroup"
 	"github.com/weft-mesh/weft/internal/lab/layout"
 	"github.com/weft-mesh/weft/internal/netdev"
 	"github.com/weft-mesh/weft/internal/netdev/nstest"

@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/weft-mesh/weft/internal/lab/api"
 	"github.com/weft-mesh/weft/internal/cgroup"
+	"github.com/weft-mesh/weft/internal/lab/api"
 	"github.com/weft-mesh/weft/internal/lab/logfile"
 	"github.com/weft-mesh/weft/internal/lab/model"
 	"github.com/weft-mesh/weft/internal/lab/node"
