@@ -106,13 +106,13 @@ func (d *Driver) end(over map[uint32]service.Left) error {
 	for _, l := range over {
 		datagrams = datagrams || l.Name.Protocol != corev1.ProtocolTCP
 	}
-	has := func(_, backend uint32) bool { _, ok := over[backend]; return ok }
-	err := d.cfg.Connections.ForgetAffinity(has)
+	isOver := func(_, backend uint32) bool { _, ok := over[backend]; return ok }
+	err := d.cfg.Connections.ForgetAffinity(isOver)
 	if !datagrams {
 		return err
 	}
 	return errors.Join(err,
-		d.cfg.Connections.Pass(func(f service.Flow) bool { return f.Protocol != unix.IPPROTO_TCP && has(f.Service, f.Backend) }),
+		d.cfg.Connections.Pass(func(f service.Flow) bool { return f.Protocol != unix.IPPROTO_TCP && isOver(f.Service, f.Backend) }),
 		d.cutSockets(over))
 }
 
@@ -142,17 +142,29 @@ func (d *Driver) cutSockets(over map[uint32]service.Left) error {
 	return d.cfg.Connections.ForgetSockets(list)
 }
 
-// serves says whether the service port is there, and an endpoint of the service
-// still serves at the backend's address: any service, for one that an earlier
-// agent left.
+// serves says whether the service port is there, without a new backend at the same
+// address, and an endpoint of the service still serves at that: any service, for
+// one that an earlier agent left.
 func (d *Driver) serves(l *service.Left) bool {
 	if l.Service != 0 {
 		key := state.Key(l.Name.Namespace, l.Name.Service)
-		there := slices.ContainsFunc(d.ports[key], func(p balance.ServicePort) bool { return p.Name == l.Name })
+		there := slices.ContainsFunc(d.ports[key], func(p balance.ServicePort) bool { return p.Name == l.Name && !has(&p, l.At) })
 		return there && serving(d.slices[key], l.At)
 	}
 	for _, of := range d.slices {
 		if serving(of, l.At) {
+			return true
+		}
+	}
+	return false
+}
+
+func has(p *balance.ServicePort, at netip.AddrPort) bool {
+	for _, s := range p.Sets() {
+		_, ok := slices.BinarySearchFunc(s.Backends, at, func(b balance.Backend, at netip.AddrPort) int {
+			return netip.AddrPortFrom(b.Addr, b.Port).Compare(at)
+		})
+		if ok {
 			return true
 		}
 	}
