@@ -66,11 +66,11 @@ static __always_inline int arrive(struct __sk_buff *skb, struct scratch *s, stru
 }
 
 /* Sends a packet on that is neither from here nor for here. */
-static __always_inline int pass_on(struct __sk_buff *skb, struct scratch *s)
+static __always_inline int pass_on(struct __sk_buff *skb, struct scratch *s,
+				   const struct ipcache_entry *to)
 {
 	struct translation *t = &s->translation;
 	struct packet *p = &s->packet;
-	struct ipcache_entry *to = ipcache_lookup(&p->dst);
 	int err = p->ttl <= 1                       ? DROP_TTL_EXPIRED
 		  : is_too_big(skb, p, way_mtu(to)) ? DROP_TOO_BIG
 						    : 0;
@@ -126,7 +126,7 @@ static SUBPROGRAM int serve(struct __sk_buff *skb, struct scratch *s, bool tunne
 	to = ipcache_lookup(&s->packet.dst);
 	if (to && to->flags & IPCACHE_LOCAL_NODE)
 		return pass_up(skb, s);
-	return pass_on(skb, s);
+	return pass_on(skb, s, to);
 }
 
 static __always_inline bool is_ip(const struct __sk_buff *skb)
@@ -258,6 +258,26 @@ int to_tunnel(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
+/* Whether the packet has this node's address, which tells what processes send
+ * from what pods do: skb->sk may be the socket of either. */
+static __always_inline bool is_from_node(const struct __sk_buff *skb)
+{
+	struct ipv6hdr *ip6 = packet_data(skb) + ETH_HLEN;
+	struct iphdr *ip = packet_data(skb) + ETH_HLEN;
+	struct addr node, src;
+
+	if (skb->protocol == bpf_htons(ETH_P_IP)) {
+		if ((void *)(ip + 1) > packet_end(skb))
+			return true;
+		return ip->saddr == node_v4.w[3];
+	}
+	if ((void *)(ip6 + 1) > packet_end(skb))
+		return true;
+	load_const_addr(&node, &node_v6);
+	addr_from_v6(&src, &ip6->saddr);
+	return addr_equal(&src, &node);
+}
+
 /* What processes of this node send: a backend among them answers with the
  * address that its client asked. */
 SEC("tcx/egress")
@@ -266,10 +286,10 @@ int to_uplink(struct __sk_buff *skb)
 	struct scratch *s;
 	int err;
 
-	if (!skb->sk) /* on its way from elsewhere */
+	if (!skb->sk || !is_ip(skb) || !is_from_node(skb))
 		return TCX_NEXT;
 	s = new_scratch();
-	if (!s || !is_ip(skb) || parse(skb, &s->packet))
+	if (!s || parse(skb, &s->packet))
 		return TCX_NEXT;
 	err = translate_own(skb, s);
 	if (!err)

@@ -134,8 +134,8 @@ static SUBPROGRAM int flow_mend(const struct flow_key *key, const struct service
 	back.dst = key->src;
 	back.sport = key->dport;
 	back.dport = key->sport;
-	back.flags =
-		(f->flags ^ FLOW_REPLY) & (FLOW_REPLY | FLOW_SNAT | FLOW_HAIRPIN | FLOW_SHARED);
+	back.flags = (f->flags ^ FLOW_REPLY) &
+		     (FLOW_REPLY | FLOW_SNAT | FLOW_HAIRPIN | FLOW_FAR | FLOW_SHARED);
 	back.service = f->service;
 	back.backend = f->backend;
 	back.last_seen = f->last_seen;
@@ -253,7 +253,7 @@ static SUBPROGRAM int flow_choose(struct translation *t, bool far, __u32 now)
 	t->to.sport = t->key.sport;
 	t->to.dst = b->addr;
 	t->to.dport = b->port;
-	t->to.flags = 0;
+	t->to.flags = far ? FLOW_FAR : 0;
 	t->to.service = s->id;
 	t->to.backend = id;
 	t->to.last_seen = now;

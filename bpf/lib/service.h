@@ -170,6 +170,7 @@ enum service_flow_flag {
 	FLOW_RST_BACK = 1 << 7,
 	FLOW_ANSWERED = 1 << 8,    /* a packet of the backend was seen */
 	FLOW_ESTABLISHED = 1 << 9, /* TCP: the client answered the SYN+ACK */
+	FLOW_FAR = 1 << 10,        /* the client is not of this node */
 };
 
 struct service_flow {

@@ -205,11 +205,11 @@ static __always_inline int far_source(struct translation *t, bool v4, bool dsr)
 	if (to && to->flags & IPCACHE_POD && dsr) {
 		from = ipcache_lookup(&t->key.src);
 		if (!from || !(from->flags & (IPCACHE_POD | IPCACHE_REMOTE_NODE))) {
-			t->to.flags = FLOW_DSR;
+			t->to.flags |= FLOW_DSR;
 			return 0;
 		}
 	}
-	t->to.flags = FLOW_SNAT;
+	t->to.flags |= FLOW_SNAT;
 	if (to && to->flags & IPCACHE_POD && tunnel_ifindex)
 		load_const_addr(&t->to.src, v4 ? &gateway_v4 : &gateway_v6);
 	else
@@ -246,6 +246,16 @@ static SUBPROGRAM int far_begin(struct translation *t, const struct packet *p, b
 	return err ? err : flow_make(t, now);
 }
 
+/* Whether packets of the flow come from elsewhere: those that pods and processes
+ * of this node send do not. Through the tunnel comes what its pods answer. */
+static __always_inline bool may_arrive(const struct service_flow *f, const struct packet *p,
+				       bool tunnel)
+{
+	if (!(f->flags & FLOW_FAR) || (f->flags & (FLOW_REPLY | FLOW_SNAT)) == FLOW_REPLY)
+		return false;
+	return !tunnel_ifindex || tunnel || !is_forged(p, false);
+}
+
 /* The MAC address that the frame came from is that of the client's next hop. */
 static __always_inline void load_sender(struct __sk_buff *skb, __u8 *mac)
 {
@@ -278,7 +288,7 @@ static SUBPROGRAM int translate_far(struct __sk_buff *skb, struct scratch *s, bo
 	now = now_seconds();
 	flow_key_of(&t->key, p);
 	f = flow_find(t, p, now);
-	if (f && is_forged(p, tunnel))
+	if (f && !may_arrive(f, p, tunnel))
 		return DROP_SPOOFED_ADDRESS;
 	if (f) {
 		t->to = *f;

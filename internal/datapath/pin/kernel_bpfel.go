@@ -369,6 +369,7 @@ const (
 	KernelServiceFlowFlagFLOW_RST_BACK    KernelServiceFlowFlag = 128
 	KernelServiceFlowFlagFLOW_ANSWERED    KernelServiceFlowFlag = 256
 	KernelServiceFlowFlagFLOW_ESTABLISHED KernelServiceFlowFlag = 512
+	KernelServiceFlowFlagFLOW_FAR         KernelServiceFlowFlag = 1024
 )
 
 type KernelServiceKey struct {

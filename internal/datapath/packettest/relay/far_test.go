@@ -254,6 +254,46 @@ func TestFarRefused(t *testing.T) {
 	})
 }
 
+// TestForgedFlows: what pods and processes of this node say to each other never
+// comes from elsewhere.
+func TestForgedFlows(t *testing.T) {
+	fix := newFixture(t, nil)
+	each(t, func(t *testing.T, f pt.Family) {
+		protocols(t, func(t *testing.T, protocol uint8) {
+			forge := func(p pt.Packet, src uint64) {
+				t.Helper()
+				p = flags(macs(p, pt.MACOther, pt.MACNode), pt.ACK)
+				conns, flows := fix.Conns(), fix.Flows()
+				w := dropped("spoofed-address", p.Event("drop(spoofed-address) ingress", src, identity(f, p.Dst)))
+				w.Conns, w.Flows = conns, flows
+				fix.step(t, fromUplink, p, w)
+			}
+			// a pod's request, and the answer that would be the frontend's
+			fix.Reset()
+			fix.Serve(near(f, protocol, target(f.RemotePod)))
+			fix.send(fromA, request(f, protocol, balancer(f)))
+			forge(request(f, protocol, balancer(f)), idA)
+			for _, backend := range []netip.Addr{f.A, f.Node} {
+				fix.Reset()
+				fix.Serve(far(f, protocol, target(backend)))
+				p := outside(f, protocol, nodePort(f))
+				fix.send(fromUplink, p)
+				forge(sentTo(p, target(backend)).Reply(), identity(f, backend))
+			}
+		})
+	})
+}
+
+func identity(f pt.Family, a netip.Addr) uint64 {
+	switch a {
+	case f.A:
+		return idA
+	case f.Node:
+		return pt.IdentityNode
+	}
+	return world
+}
+
 func loopback(f pt.Family) netip.Addr {
 	if f.V6 {
 		return netip.IPv6Loopback()
