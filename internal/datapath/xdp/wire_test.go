@@ -326,18 +326,21 @@ func TestWire(t *testing.T) {
 	}
 }
 
+// converse exchanges data by way of the node port. One packet in 65,536 looks to
+// XDP as if its checksum were not complete; there is no tcx here to take it, so
+// a conversation that meets one is held again.
 func (l *site) converse(t *testing.T, network string, f pt.Family, size int) {
 	asked := l.echo(t, network, f)
 	before := l.counters()["service"].Packets
-	c, err := l.dial(network, f)
+	var err error
+	for range 3 {
+		if err = l.exchangeAll(network, f, size); err == nil {
+			break
+		}
+		t.Logf("once more: %v", err)
+	}
 	if err != nil {
 		t.Fatal(err)
-	}
-	defer c.Close()
-	for _, b := range [][]byte{[]byte("x"), payload(size), []byte("an odd one.")} {
-		if err := exchange(c, b); err != nil {
-			t.Fatalf("%d bytes: %v", len(b), err)
-		}
 	}
 	from := <-asked
 	if from.Addr().Unmap() != f.Node || from.Port() < 20000 || from.Port() > 29999 {
@@ -346,6 +349,20 @@ func (l *site) converse(t *testing.T, network string, f pt.Family, size int) {
 	if n := l.counters()["service"].Packets - before; n < 6 {
 		t.Errorf("XDP sent %d packets on, want all", n)
 	}
+}
+
+func (l *site) exchangeAll(network string, f pt.Family, size int) error {
+	c, err := l.dial(network, f)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, b := range [][]byte{[]byte("x"), payload(size), []byte("an odd one.")} {
+		if err := exchange(c, b); err != nil {
+			return fmt.Errorf("%d bytes: %w", len(b), err)
+		}
+	}
+	return nil
 }
 
 // TestAttach: modes, their change, and that a new agent does not leave a gap.
