@@ -5,6 +5,8 @@ package bench
 import (
 	"net/netip"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +53,7 @@ func TestLoadOverLoopback(t *testing.T) {
 
 func overLoopback(t *testing.T, load Load) (ClientReport, ServerReport) {
 	t.Helper()
+	keepRuntimeAway(t)
 	s, err := NewServer(load, netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil {
 		t.Fatal(err)
@@ -71,6 +74,19 @@ func overLoopback(t *testing.T, load Load) (ClientReport, ServerReport) {
 		t.Fatalf("client: %v, server: %v", err, server.err)
 	}
 	return client, server.report
+}
+
+// keepRuntimeAway does what environment does for processes of their own: the
+// two loops hold their processors in blocking calls, so that a collection, which
+// has to stop both, would wait for their timeouts.
+func keepRuntimeAway(t *testing.T) {
+	t.Helper()
+	runtime.GC()
+	percent, processors := debug.SetGCPercent(-1), runtime.GOMAXPROCS(4)
+	t.Cleanup(func() {
+		runtime.GOMAXPROCS(processors)
+		debug.SetGCPercent(percent)
+	})
 }
 
 func TestNobodyListens(t *testing.T) {

@@ -168,6 +168,7 @@ func TestProbe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	keepRuntimeAway(t)
 	ended := make(chan error, 1)
 	go func() {
 		_, err := s.Run()
