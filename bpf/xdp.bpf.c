@@ -33,17 +33,15 @@
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
-/* The flow of a packet where it leads off this node again; flags of others have
+/* Whether a packet of the flow goes on to another machine from here, without
  * what only tcx does. */
 static __always_inline bool is_ours(const struct service_flow *f, const struct packet *p)
 {
-	if (f->flags & FLOW_HAIRPIN)
+	if (!may_arrive(f, p, false))
 		return false;
-	if (f->flags & FLOW_SNAT)
-		return true;
-	/* what carries no option of DSR; to_uplink has the answers */
-	return (f->flags & (FLOW_DSR | FLOW_REPLY)) == FLOW_DSR && p->protocol == IPPROTO_TCP &&
-	       !is_begin(p);
+	/* TCP carries the option of DSR on its SYN alone */
+	return f->flags & FLOW_SNAT ||
+	       (f->flags & FLOW_DSR && p->protocol == IPPROTO_TCP && !is_begin(p));
 }
 
 /* The backend was chosen, but the packet is left to tcx, which chooses again. */

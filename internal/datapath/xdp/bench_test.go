@@ -25,7 +25,11 @@ func BenchmarkHit(b *testing.B) {
 				for name, flags := range map[string]pin.KernelServiceFlowFlag{"request": 0, "answer": pin.KernelServiceFlowFlagFLOW_REPLY} {
 					b.Run(name, func(b *testing.B) {
 						fix.clear("weft_service_flows")
-						fix.bench(b, fix.circle(f, protocol, flags).Bytes())
+						frame := fix.circle(f, protocol, flags).Bytes()
+						if got, _ := fix.run(fix.objects.FromWire, frame); got != tx {
+							b.Fatalf("verdict %d, want %d", got, tx)
+						}
+						fix.bench(b, frame)
 					})
 				}
 			})
@@ -152,4 +156,4 @@ func (f *fixture) circle(fam pt.Family, protocol uint8, flags pin.KernelServiceF
 	return p
 }
 
-const established = pin.KernelServiceFlowFlagFLOW_SNAT | pin.KernelServiceFlowFlagFLOW_ANSWERED | pin.KernelServiceFlowFlagFLOW_ESTABLISHED
+const established = pin.KernelServiceFlowFlagFLOW_FAR | pin.KernelServiceFlowFlagFLOW_SNAT | pin.KernelServiceFlowFlagFLOW_ANSWERED | pin.KernelServiceFlowFlagFLOW_ESTABLISHED

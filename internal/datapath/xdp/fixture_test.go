@@ -45,6 +45,7 @@ var flowFlags = []struct {
 	{pin.KernelServiceFlowFlagFLOW_HAIRPIN, "hairpin"}, {pin.KernelServiceFlowFlagFLOW_FIN, "fin"}, {pin.KernelServiceFlowFlagFLOW_RST, "rst"},
 	{pin.KernelServiceFlowFlagFLOW_FIN_BACK, "fin-back"}, {pin.KernelServiceFlowFlagFLOW_RST_BACK, "rst-back"},
 	{pin.KernelServiceFlowFlagFLOW_ANSWERED, "answered"}, {pin.KernelServiceFlowFlagFLOW_ESTABLISHED, "established"},
+	{pin.KernelServiceFlowFlagFLOW_FAR, "far"},
 }
 
 type fixture struct {

@@ -30,9 +30,9 @@ func TestForward(t *testing.T) {
 		fix.step(t, r.Bytes(), tx, answered(f, r).Bytes(), "service")
 		again := p.With(func(p *pt.Packet) { p.Flags, p.Payload, p.TTL = pt.ACK, payload(1000), 2 })
 		fix.step(t, again.Bytes(), tx, forwarded(f, again).Bytes(), "service")
-		name, state := "udp", " answered"
+		name, state := "udp", " answered far"
 		if protocol == pt.TCP {
-			name, state = "tcp", " answered established"
+			name, state = "tcp", " answered established far"
 		}
 		client, front := netip.AddrPortFrom(f.World, 40000), netip.AddrPortFrom(f.Node, nodePort)
 		node, backend := netip.AddrPortFrom(f.Node, natPort), netip.AddrPortFrom(f.RemotePod, backendPort)
@@ -311,8 +311,9 @@ func TestOthersFlows(t *testing.T) {
 	for name, flags := range map[string]pin.KernelServiceFlowFlag{
 		"hairpin": pin.KernelServiceFlowFlagFLOW_SNAT | pin.KernelServiceFlowFlagFLOW_HAIRPIN,
 		"near":    0,
-		"answer":  pin.KernelServiceFlowFlagFLOW_REPLY,
-		"DSR":     pin.KernelServiceFlowFlagFLOW_REPLY | pin.KernelServiceFlowFlagFLOW_DSR,
+		"local":   pin.KernelServiceFlowFlagFLOW_FAR,
+		"answer":  pin.KernelServiceFlowFlagFLOW_FAR | pin.KernelServiceFlowFlagFLOW_REPLY,
+		"DSR":     pin.KernelServiceFlowFlagFLOW_FAR | pin.KernelServiceFlowFlagFLOW_REPLY | pin.KernelServiceFlowFlagFLOW_DSR,
 	} {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, f pt.Family, protocol uint8) {
@@ -345,7 +346,7 @@ func TestDSR(t *testing.T) {
 				fix.must(fix.Maps.Map("weft_service_flows").Delete(&x.key))
 				continue
 			}
-			x.value.Flags = uint32(pin.KernelServiceFlowFlagFLOW_DSR)
+			x.value.Flags = uint32(pin.KernelServiceFlowFlagFLOW_FAR | pin.KernelServiceFlowFlagFLOW_DSR)
 			fix.put("weft_service_flows", &x.key, &x.value)
 		}
 		fix.step(t, p.Bytes(), pass, nil, "")
