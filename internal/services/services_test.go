@@ -404,12 +404,10 @@ func TestProblems(t *testing.T) {
 		t.Errorf("problems (-want +got):\n%s", d)
 	}
 	f.deleteService("dns")
-	must(t, f.settle())
 	if err := f.Apply(); err == nil {
 		t.Error("no error while the old slots are there")
 	}
 	must(t, f.settle())
-	f.retry()
 	if p := f.Problems(); len(p) != 0 || f.Status().Err != nil {
 		t.Errorf("problems %v, %v", p, f.Status().Err)
 	}

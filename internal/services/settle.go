@@ -82,7 +82,11 @@ func (d *Driver) settle() error {
 		return err
 	}
 	d.cfg.Writer.Release(slices.Collect(maps.Values(over)))
-	return d.cfg.Writer.Collect()
+	if err := d.cfg.Writer.Collect(); err != nil {
+		return err
+	}
+	d.retry() // there may be room now
+	return nil
 }
 
 // over takes the backends whose connections end now.

@@ -699,7 +699,7 @@ func (w *Writer) undo(x *plan) {
 	}
 	for _, e := range x.edits {
 		g.members = appendMembers(g.members, e.set, e.added)
-		g.shrunk = append(g.shrunk, shrunk{e.set, len(e.set.slots)})
+		g.shrunk = append(g.shrunk, shrunk{e.set, e.written}) // programs may know of those before
 		e.set.edit = nil
 	}
 	for _, b := range x.makes {

@@ -5,9 +5,15 @@ package service
 import (
 	"fmt"
 	"net/netip"
+	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/weft-mesh/weft/internal/balance"
 	"github.com/weft-mesh/weft/internal/datapath/packettest/bpffs"
@@ -111,4 +117,57 @@ func BenchmarkChange(b *testing.B) {
 			b.ReportMetric(float64(w.Writes().Total()-before)/float64(n), "writes/op")
 		})
 	}
+}
+
+// BenchmarkMemory tells what the kernel allocates for each entry, and the agent
+// for each service port.
+func BenchmarkMemory(b *testing.B) {
+	const n = 50000
+	used := func(m *ebpf.Map) float64 {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", m.FD()))
+		must(b, err)
+		_, rest, _ := strings.Cut(string(text), "memlock:")
+		var bytes float64
+		_, err = fmt.Sscan(rest, &bytes)
+		must(b, err)
+		return bytes
+	}
+	for b.Loop() {
+		s := largeSizes(n, 2)
+		s.Ranges, s.Affinity, s.ServiceFlows, s.ServiceSockets = 2*n, 2*n, 2*n, 2*n
+		maps := openMaps(b, filepath.Join(bpffs.New(b), "node"), s)
+		names := []string{"services", "slots", "backends", "members", "source_ranges", "service_flows", "service_sockets"}
+		before := map[string]float64{}
+		for _, name := range names {
+			before[name] = used(maps.Map("weft_" + name))
+		}
+		w, err := New(maps, Options{})
+		must(b, err)
+		changes := world(n, 2)
+		for i := range changes {
+			changes[i].Want.Affinity = time.Hour
+			changes[i].Want.SourceRanges = []netip.Prefix{netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i)}), 24)}
+		}
+		heap := heapBytes()
+		w.Apply(changes)
+		must(b, w.Collect())
+		b.ReportMetric(float64(heapBytes()-heap)/n, "heap-B/service")
+		for i := range uint32(n) {
+			must(b, maps.Map("weft_service_flows").Put(pin.KernelFlowKey{Sport: uint16(i), Dport: uint16(i >> 16)}, pin.KernelServiceFlow{}))
+			must(b, maps.Map("weft_service_sockets").Put(uint64(i), pin.KernelServiceSocket{}))
+		}
+		for i, name := range names {
+			entries := []float64{n, 2 * n, 2 * n, 2 * n, n, n, n}[i]
+			b.ReportMetric((used(maps.Map("weft_"+name))-before[name])/entries, name+"-B")
+		}
+		runtime.KeepAlive(w)
+		runtime.KeepAlive(changes)
+	}
+}
+
+func heapBytes() uint64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.HeapAlloc
 }

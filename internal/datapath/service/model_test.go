@@ -411,7 +411,7 @@ func (s state) changes() []Change {
 // the maps after each single write.
 func TestNoGaps(t *testing.T) {
 	steps := 0
-	seeds := uint64(40)
+	seeds := uint64(20)
 	if testing.Short() {
 		seeds = 10
 	}

@@ -33,6 +33,7 @@ type plan struct {
 // edit is a change of a set in place.
 type edit struct {
 	set     *set
+	written int // slots of it before
 	list    []balance.Backend
 	slots   []*backend
 	changed []int // slots that hold another backend, appended ones too
@@ -242,7 +243,7 @@ func (x *plan) edit(s *set, list []balance.Backend) {
 			added = append(added, *after)
 		}
 	})
-	e := &edit{set: s, list: list, slots: slices.Clone(s.slots), added: x.resolve(added)}
+	e := &edit{set: s, written: s.written, list: list, slots: slices.Clone(s.slots), added: x.resolve(added)}
 	var free []int
 	for i, b := range s.slots {
 		if len(gone) > 0 && gone[b.at] {

@@ -31,9 +31,11 @@
 //
 // # Memory
 //
-// See BenchmarkMemory for the kernel's bytes for each entry. A service port with
-// a cluster address and two backends takes one frontend, two slots and two
-// backends.
+// Of the kernel, in bytes for each entry, as it tells itself (BenchmarkMemory):
+// frontend 112, slot 72, backend 96, member 72, source range 45, half of a
+// translated connection 160, socket 72, entry of a Maglev table 8. A service port
+// with a cluster address and two backends takes 448; this package takes about 850
+// more for it.
 package service
 
 import (
