@@ -32,14 +32,14 @@ type Sizes struct {
 	NAT       int // masqueraded connections; default 131072, about 112 bytes each, allocated at start
 	Policy    int // entries of network policy; default 131072, about 96 bytes each, allocated when used
 	Classes   int // prefixes that policies name; default 65536, about 80 bytes each, allocated when used
-	// Of services; all of these are allocated when used.
-	Services       int // frontends: address, port, protocol; default 131072, about 96 bytes each
-	Slots          int // places of backends in sets; default 524288, about 64 bytes each
-	Backends       int // of service ports; default 262144, about 88 bytes each
+	// Of services; allocated when used, where nothing else is said.
+	Services       int // frontends: address, port, protocol; default 131072, about 112 bytes each
+	Slots          int // places of backends in sets; default 524288, about 72 bytes each
+	Backends       int // of service ports; default 262144, about 96 bytes each
 	Maglev         int // tables for clients from outside; default 16384, each of 4 bytes × its size
-	Affinity       int // clients that stay with a backend; default 65536, about 96 bytes each
+	Affinity       int // clients that stay with a backend; default 65536, about 96 bytes each, allocated at start
 	Ranges         int // loadBalancerSourceRanges; default 65536, about 88 bytes each
-	ServiceSockets int // connected UDP sockets; default 65536, about 64 bytes each
+	ServiceSockets int // connected UDP sockets; default 65536, about 72 bytes each
 	ServiceFlows   int // halves of connections translated as packets; default 262144, about 160 bytes each
 	Denied         int // networks on the deny list; default 16384, 16 bytes of each for each processor and about 64 when used
 	Neighbors      int // nodes that XDP sends to; default 16384, about 64 bytes each when used
