@@ -196,6 +196,7 @@ type watcher struct {
 	f      *fake
 	before map[serviceKey][]*balance.ServicePort // what was in force or may be
 	after  map[serviceKey]*balance.ServicePort
+	was    state
 	next   state               // after is of
 	died   state               // an agent died while it wrote that
 	unsure map[serviceKey]bool // frontends that may not be in force
@@ -275,6 +276,11 @@ func (w *watcher) only(k serviceKey, v *pin.KernelService) {
 	}
 	if p := w.after[k]; p != nil {
 		note(p)
+		// what gets a frontend may change after it does
+		if c := w.was[p.Name]; c != nil {
+			near = append(near, addresses(c.Internal, c.Cluster)...)
+			far = append(far, addresses(c.External)...)
+		}
 	}
 	at := func(b *pin.KernelBackend) netip.AddrPort {
 		return netip.AddrPortFrom(addrOf(b.Addr), networkOrder(b.Port))
@@ -440,7 +446,7 @@ func runSequence(t *testing.T, seed uint64) int {
 		next, changes := r.change(now)
 		w.step = fmt.Sprintf("seed %d step %d", seed, step)
 		w.before, w.unsure, w.died = both(now.claims()), nil, nil
-		w.after, w.next = next.claims(), next
+		w.after, w.was, w.next = next.claims(), now, next
 		crash := r.chance(5)
 		if crash {
 			f.fuse = 1 + r.IntN(40)
@@ -457,7 +463,9 @@ func runSequence(t *testing.T, seed uint64) int {
 		ids := idsOf(f)
 		if !alive || r.chance(6) { // another agent
 			w.mayBe(next.claims(), alive)
-			if !alive {
+			if alive {
+				w.was = next
+			} else {
 				w.died = next
 			}
 			then := next
