@@ -33,7 +33,7 @@ is built for the run:
   plain-across  the same with two routers joined by a bridge
   plain-vxlan   the same through VXLAN devices of the kernel`,
 	}
-	cmd.AddCommand(newBenchRRCommand(s), newBenchStreamCommand(s), newBenchNetCommand(s), newBenchServicesCommand(s),
+	cmd.AddCommand(newBenchRRCommand(s), newBenchStreamCommand(s), newBenchNetCommand(s), newBenchServicesCommand(s), newBenchXDPCommand(s),
 		newBenchProcessCommand(s, "client"), newBenchProcessCommand(s, "server"), newBenchProcessCommand(s, "probe"),
 		newBenchProcessCommand(s, "node"))
 	return cmd
