@@ -110,13 +110,44 @@ func (n *Node) empty(maps ...string) {
 // clock in seconds.
 func (n *Node) EditFlows(edit func(k *pin.KernelFlowKey, v *pin.KernelServiceFlow, now uint32)) {
 	n.t.Helper()
-	var ts unix.Timespec
-	n.check(unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts), "read the clock")
-	m := n.Maps.Map("weft_service_flows")
+	now, m := n.now(), n.Maps.Map("weft_service_flows")
 	for k, v := range n.flows(m) {
-		edit(&k, &v, uint32(ts.Sec))
+		edit(&k, &v, now)
 		n.check(m.Update(&k, &v, ebpf.UpdateExist), "change a flow")
 	}
+}
+
+func (n *Node) now() uint32 {
+	n.t.Helper()
+	var ts unix.Timespec
+	n.check(unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts), "read the clock")
+	return uint32(ts.Sec)
+}
+
+// AgeAffinity makes clients that stay with a backend be silent for so long.
+func (n *Node) AgeAffinity(ago time.Duration) {
+	n.t.Helper()
+	m := n.Maps.Map("weft_affinity")
+	keys, err := n.affinities(m)
+	n.check(err, "walk affinities")
+	for _, k := range keys {
+		var v pin.KernelAffinity
+		n.check(m.Lookup(&k, &v), "read an affinity")
+		v.Last = n.now() - uint32(ago/time.Second)
+		n.check(m.Put(&k, &v), "change an affinity")
+	}
+}
+
+func (n *Node) affinities(m *ebpf.Map) (keys []pin.KernelAffinityKey, err error) {
+	var (
+		k  pin.KernelAffinityKey
+		v  pin.KernelAffinity
+		it = m.Iterate()
+	)
+	for it.Next(&k, &v) {
+		keys = append(keys, k)
+	}
+	return keys, it.Err()
 }
 
 // DropFlows deletes the halves of translated connections that which says.
