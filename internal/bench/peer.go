@@ -43,8 +43,7 @@ func (p *peer) start(ctx context.Context) (time.Duration, error) {
 }
 
 func (p *peer) synced(ctx context.Context) (float64, error) {
-	seconds, _, err := p.cluster.SyncSeconds(ctx)
-	return seconds, err
+	return p.cluster.SyncSeconds(ctx)
 }
 
 func (*peer) ways() []string { return []string{"API"} }

@@ -8,6 +8,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -130,15 +131,23 @@ func (c *Cluster) Patch(ctx context.Context, path string, patch []byte) error {
 	return c.api.do(r, nil)
 }
 
-// SyncSeconds is how long kube-proxy has spent on writing rules, and how often
-// it did so, as its metrics say. The IP families come one after the other.
-func (c *Cluster) SyncSeconds(ctx context.Context) (seconds, count float64, err error) {
-	err = c.api.get(ctx, "http://"+metricsAddress+"/metrics", func(body io.Reader) error {
-		seconds, count, err = sumSyncs(body)
-		return err
+// SyncSeconds is how long kube-proxy has spent on writing rules since its start,
+// as its metrics say. It waits for the first time to be counted: rules are in
+// force shortly before.
+func (c *Cluster) SyncSeconds(ctx context.Context) (seconds float64, err error) {
+	err = c.proxy.until(ctx, func() error {
+		return c.api.get(ctx, "http://"+metricsAddress+"/metrics", func(body io.Reader) (err error) {
+			var count float64
+			if seconds, count, err = sumSyncs(body); err == nil && count == 0 {
+				err = errors.New("nothing is counted in kubeproxy_sync_proxy_rules_duration_seconds")
+			}
+			return err
+		})
 	})
-	return seconds, count, err
+	return seconds, err
 }
+
+// sumSyncs adds up the IP families.
 
 func sumSyncs(metrics io.Reader) (seconds, count float64, err error) {
 	const name = "kubeproxy_sync_proxy_rules_duration_seconds_"
