@@ -53,6 +53,9 @@ func (p *ServicesPlan) validate() error {
 	if p.Changes < 0 || p.Pause < 0 || p.Budget <= 0 {
 		errs = append(errs, fmt.Errorf("%d changes, %v apart, within %v: not negative, and a time", p.Changes, p.Pause, p.Budget))
 	}
+	if p.KubeProxy != "" {
+		errs = append(errs, kubeproxy.Check(p.KubeProxy))
+	}
 	return errors.Join(errs...)
 }
 
@@ -144,9 +147,6 @@ func (p ServicesPlan) stages(site *Site) (out []*stage, err error) {
 	}
 	if p.KubeProxy == "" {
 		return out, nil
-	}
-	if err := kubeproxy.Check(p.KubeProxy); err != nil {
-		return out, err
 	}
 	for _, n := range p.KubeProxyCounts {
 		for _, mode := range []kubeproxy.Mode{kubeproxy.IPTables, kubeproxy.NFTables} {

@@ -48,13 +48,17 @@ type benchFlags struct {
 }
 
 func (f *benchFlags) register(cmd *cobra.Command) {
+	f.registerRounds(cmd)
+	cmd.Flags().BoolVarP(&f.ipv6, "ipv6", "6", false, "measure the baselines, and the pods of a lab, over IPv6")
+}
+
+func (f *benchFlags) registerRounds(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.IntVar(&f.rounds, "rounds", 5, "rounds that count, after one of warming up")
 	flags.DurationVar(&f.warmup, "warmup", 200*time.Millisecond, "what each load runs before it is measured")
 	flags.DurationVar(&f.duration, "duration", time.Second, "how long each load is measured")
 	flags.DurationVar(&f.calibration, "calibration", time.Second, "how long the idle machine is watched, before and after")
 	flags.BoolVar(&f.pin, "pin", false, "keep the client on processor 0 and the server on 1")
-	flags.BoolVarP(&f.ipv6, "ipv6", "6", false, "measure the baselines, and the pods of a lab, over IPv6")
 	flags.StringVarP(&f.output, "output", "o", "table", "table, or json with every raw number")
 }
 

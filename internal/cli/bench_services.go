@@ -52,7 +52,7 @@ test/kubeproxy/build.sh makes its folder of binaries.`,
 			return e.Encode(result)
 		},
 	}
-	common.register(cmd)
+	common.registerRounds(cmd)
 	flags := cmd.Flags()
 	flags.IntSliceVar(&plan.Counts, "services", []int{10, 1000, 10000, 50000}, "numbers of services, ascending; the rest is compared with the first")
 	flags.StringVar(&plan.KubeProxy, "kube-proxy", "", "folder with etcd, kube-apiserver and kube-proxy")

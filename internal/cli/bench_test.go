@@ -24,6 +24,8 @@ func TestBenchRefuses(t *testing.T) {
 		`path "a,b,c": ParseAddr("c")`:                      "stream --pair-b a,b,c",
 		"70000 bytes: 1 to 65536":                           "rr --bytes 70000 --pair-a a,b,10.0.0.1 --pair-b a,b,10.0.0.1",
 		"0 rounds: at least 1":                              "rr --rounds 0 --pair-a a,b,10.0.0.1 --pair-b a,b,10.0.0.1",
+		"numbers of services [20 10]":                       "services --services 20,10",
+		"binary of etcd (test/kubeproxy/build.sh makes it)": "services --kube-proxy /proc/none",
 		"start server in weft-none: open network namespace": "rr --calibration 0 --pair-a weft-none,weft-none,10.0.0.1 --pair-b host",
 	} {
 		t.Run(args, func(t *testing.T) {
