@@ -32,13 +32,17 @@ func nth(first netip.Addr, i int) netip.Addr {
 	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }
 
-// connects opens one connection after the other, each to another service at
-// random, always in the same order.
+// connects opens one connection after the other. Random services come in the
+// same order in each run.
 func (c *client) connects() error {
 	random := rand.New(rand.NewPCG(1, 2))
 	for c.phase != ended {
 		to := c.to
-		if c.services != nil {
+		switch {
+		case c.services == nil:
+		case c.load.Same:
+			to = c.services.at(c.services.Count - 1)
+		default:
 			to = c.services.at(random.IntN(c.services.Count))
 		}
 		if err := c.connectOnce(to); err != nil {

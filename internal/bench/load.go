@@ -50,6 +50,9 @@ type Load struct {
 	Rate     float64       `json:"rate,omitempty"`
 	Warmup   time.Duration `json:"warmup_ns"` // not measured
 	Duration time.Duration `json:"duration_ns"`
+	// Same has a CC connect to one service all the time; else each connection
+	// goes to another one at random.
+	Same bool `json:"same,omitempty"`
 }
 
 // Name is short and tells loads of one run apart, such as "rr 200 B × 16".
@@ -57,8 +60,10 @@ func (l Load) Name() string {
 	switch {
 	case l.Mode == Stream:
 		return "stream"
+	case l.Mode == CC && l.Same:
+		return "connect to one"
 	case l.Mode == CC:
-		return "connect"
+		return "connect to any"
 	case l.Rate > 0:
 		return fmt.Sprintf("%s %d B × %d at %g/s", l.Mode, l.Bytes, l.Connections, l.Rate)
 	}

@@ -216,8 +216,11 @@ func (p ServicesPlan) connect(ctx context.Context, site *Site, stages []*stage) 
 		return nil, err
 	}
 	plan := Plan{
-		Title:  "connections to services, each to another one at random",
-		Loads:  []Load{{Mode: CC, Connections: 1, Warmup: p.Warmup, Duration: p.Duration}},
+		Title: "connections to services: each to any of them at random, or all to one",
+		Loads: []Load{
+			{Mode: CC, Connections: 1, Warmup: p.Warmup, Duration: p.Duration},
+			{Mode: CC, Connections: 1, Warmup: p.Warmup, Duration: p.Duration, Same: true},
+		},
 		Rounds: p.Rounds, Pin: p.Pin, Calibration: p.Calibration, Self: p.Self, Progress: p.Progress,
 		Compare: p.comparisons(stages),
 	}
