@@ -93,13 +93,29 @@ static __always_inline struct service_flow *find(struct xdp_md *ctx, const struc
 	return bpf_map_lookup_elem(&weft_service_flows, key);
 }
 
+/* Where the packet goes: to where the client's came from, or towards the backend,
+ * which is looked up once a second; NULL where that is not known. */
+static __always_inline const __u8 *next_hop(struct service_flow *f, __u32 now, bool v4)
+{
+	struct neighbor *n;
+
+	if (f->flags & FLOW_REPLY)
+		return mac_is_known(f->mac) ? f->mac : NULL;
+	if (f->last_seen == now && mac_is_known(f->hop))
+		return f->hop;
+	n = neighbor_to(&f->dst, v4);
+	if (!n)
+		return NULL;
+	__builtin_memcpy(f->hop, n->mac, ETH_ALEN);
+	return f->hop;
+}
+
 static __always_inline int translate(struct xdp_md *ctx, const struct frame *f,
 				     const struct packet *p, bool v4)
 {
 	__u16 *check = xdp_check(f, p->protocol, v4);
 	__u32 now = now_seconds();
 	struct service_flow *flow;
-	struct neighbor *next;
 	struct flow_key key;
 	const __u8 *mac;
 
@@ -109,15 +125,9 @@ static __always_inline int translate(struct xdp_md *ctx, const struct frame *f,
 	flow = find(ctx, p, &key, now);
 	if (!flow || !is_ours(flow, p))
 		return XDP_PASS;
-	mac = flow->mac;
-	if (!(flow->flags & FLOW_REPLY)) {
-		next = neighbor_to(&flow->dst, v4);
-		if (!next)
-			return XDP_PASS;
-		mac = next->mac;
-	} else if (!mac_is_known(mac)) {
+	mac = next_hop(flow, now, v4);
+	if (!mac)
 		return XDP_PASS;
-	}
 	flow_touch(&key, flow, p, now);
 	xdp_rewrite(f, p, flow, check, v4);
 	return xdp_send(f, mac);

@@ -228,7 +228,7 @@ static __always_inline int dsr_remember(struct translation *t, const struct pack
 	t->back.service = 0;
 	t->back.backend = 0;
 	t->back.last_seen = now;
-	__builtin_memset(t->back.mac, 0, sizeof(t->back.mac) + sizeof(t->back.pad));
+	__builtin_memset(t->back.mac, 0, sizeof(t->back.mac) + sizeof(t->back.hop));
 	f = bpf_map_lookup_elem(&weft_service_flows, &t->back_key);
 	if (f && flow_same_ends(f, &t->back) && !(f->flags & FLOW_CLOSING)) {
 		if (f->last_seen != now)

@@ -254,6 +254,7 @@ static SUBPROGRAM int flow_choose(struct translation *t, bool far, __u32 now)
 	t->to.dst = b->addr;
 	t->to.dport = b->port;
 	t->to.flags = far ? FLOW_FAR : 0;
+	__builtin_memset(t->to.hop, 0, sizeof(t->to.hop));
 	t->to.service = s->id;
 	t->to.backend = id;
 	t->to.last_seen = now;
@@ -332,7 +333,7 @@ static __always_inline void flow_fill_back(struct translation *t)
 	t->back.backend = t->to.backend;
 	t->back.last_seen = t->to.last_seen;
 	__builtin_memcpy(t->back.mac, t->to.mac, sizeof(t->back.mac));
-	__builtin_memset(t->back.pad, 0, sizeof(t->back.pad));
+	__builtin_memset(t->back.hop, 0, sizeof(t->back.hop));
 }
 
 /* Takes a port for the connection in t->to: the client's own where that can be,

@@ -180,7 +180,7 @@ struct service_flow {
 	__u32 service, backend;
 	__u32 last_seen;    /* CLOCK_MONOTONIC, s */
 	__u8 mac[ETH_ALEN]; /* of the client's next hop, where it came from outside */
-	__u8 pad[2];
+	__u8 hop[ETH_ALEN]; /* of the backend's, in the last second that XDP needed it */
 };
 
 struct {

@@ -352,8 +352,7 @@ type KernelServiceFlow struct {
 	Backend  uint32
 	LastSeen uint32
 	Mac      [6]uint8
-	Pad      [2]uint8
-	_        [4]byte
+	Hop      [6]uint8
 }
 
 type KernelServiceFlowFlag uint32

@@ -395,3 +395,26 @@ func TestPortsUsedUp(t *testing.T) {
 		}
 	})
 }
+
+// TestNextHopGoes: a next hop that is known no more is used for a second at most.
+func TestNextHopGoes(t *testing.T) {
+	fix := newFixture(t, nil)
+	each(t, func(t *testing.T, f pt.Family, protocol uint8) {
+		fix.reset()
+		p := request(f, protocol)
+		fix.step(t, p.Bytes(), tx, forwarded(f, p).Bytes(), "service")
+		earlier := func() {
+			for _, x := range fix.rawFlows() {
+				x.value.LastSeen--
+				fix.put("weft_service_flows", &x.key, &x.value)
+			}
+		}
+		earlier()
+		fix.neighbor(f.OtherNode, pt.MACA)
+		want := forwarded(f, p).With(func(p *pt.Packet) { p.EthDst = pt.MACA })
+		fix.step(t, p.Bytes(), tx, want.Bytes(), "service")
+		earlier()
+		fix.clear("weft_neighbors")
+		fix.step(t, p.Bytes(), pass, nil, "")
+	})
+}
