@@ -57,11 +57,12 @@ const (
 )
 
 // Site holds the namespaces of baselines. They are named wfbench-PID-…, and
-// so is a cgroup2 folder.
+// so are a cgroup2 folder, a temporary one and one of pins.
 type Site struct {
 	made   []string
 	paths  int
-	cgroup string // "" while there is none
+	cgroup string // "" while there is none, as with files
+	files  string
 }
 
 // NewSite takes away what a site of a process that is gone has left.
@@ -73,7 +74,7 @@ func NewSite() (*Site, error) {
 }
 
 func removeAbandoned() error {
-	if err := removeCgroups(); err != nil { // first, as processes hold namespaces
+	if err := removeAbandonedFolders(); err != nil { // first, as processes hold namespaces
 		return err
 	}
 	names, err := netdev.ListNetNS()
@@ -105,9 +106,9 @@ func abandoned(name string) bool {
 }
 
 // Close removes all namespaces of the site, and with them their devices, and
-// the cgroup with what runs in it.
+// the cgroup with what runs in it, and the files.
 func (s *Site) Close() error {
-	errs := []error{s.removeCgroup()}
+	errs := []error{s.removeFolders()}
 	for _, name := range slices.Backward(s.made) {
 		errs = append(errs, netdev.DeleteNetNS(name))
 	}

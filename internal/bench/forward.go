@@ -62,8 +62,9 @@ const (
 const (
 	forwardPort = 30080
 	backendPort = 8080
-	// forwardBatch is how many datagrams one system call sends.
-	forwardBatch = 200_000
+	// forwardBatch is how many datagrams one system call sends; it takes 15 ms to
+	// begin and to end.
+	forwardBatch = 2_000_000
 )
 
 var (

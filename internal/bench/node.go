@@ -31,33 +31,67 @@ func (s *Site) group(name string) (string, error) {
 	return folder, cgroup.Create(folder)
 }
 
-func (s *Site) removeCgroup() error {
-	if s.cgroup == "" {
-		return nil
+// folder makes a temporary folder of the site.
+func (s *Site) folder(name string) (string, error) {
+	if s.files == "" {
+		files, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))
+		if err != nil {
+			return "", err
+		}
+		s.files = files
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), cgroupPatience)
-	defer cancel()
-	return cgroup.Remove(ctx, s.cgroup)
+	folder := filepath.Join(s.files, name)
+	return folder, os.Mkdir(folder, 0o700)
 }
 
-// removeCgroups takes away those of processes that are gone.
-func removeCgroups() error {
-	mount, err := cgroup.Mount()
-	if err != nil {
-		return nil // a machine without them has none to remove
+// pinRoot is where labs have their pins, too.
+const pinRoot = "/sys/fs/bpf/weft"
+
+func sitePins(pid int) string { return fmt.Sprintf("%s/%s%d", pinRoot, namePrefix, pid) }
+
+func (s *Site) removeFolders() error {
+	var errs []error
+	if s.cgroup != "" {
+		ctx, cancel := context.WithTimeout(context.Background(), cgroupPatience)
+		defer cancel()
+		errs = append(errs, cgroup.Remove(ctx, s.cgroup))
 	}
-	folders, err := filepath.Glob(filepath.Join(mount, namePrefix+"*"))
-	if err != nil {
-		return err
+	errs = append(errs, os.RemoveAll(sitePins(os.Getpid())), removeEmpty(pinRoot))
+	if s.files != "" {
+		errs = append(errs, os.RemoveAll(s.files))
 	}
+	return errors.Join(errs...)
+}
+
+// removeEmpty removes a folder that nobody else uses.
+func removeEmpty(folder string) error {
+	left, err := os.ReadDir(folder)
+	if err != nil || len(left) > 0 {
+		return nil // not there, or not ours alone
+	}
+	return os.Remove(folder)
+}
+
+// removeAbandonedFolders takes away those of processes that are gone. Programs
+// at the sockets of a cgroup go with it.
+func removeAbandonedFolders() error {
 	ctx, cancel := context.WithTimeout(context.Background(), cgroupPatience)
 	defer cancel()
 	var errs []error
-	for _, folder := range folders {
-		if abandoned(filepath.Base(folder)) {
-			errs = append(errs, cgroup.Remove(ctx, folder))
+	remove := func(parent string, how func(string) error) {
+		folders, err := filepath.Glob(filepath.Join(parent, namePrefix+"*"))
+		errs = append(errs, err)
+		for _, folder := range folders {
+			if abandoned(filepath.Base(folder)) {
+				errs = append(errs, how(folder))
+			}
 		}
 	}
+	if mount, err := cgroup.Mount(); err == nil { // a machine without has none
+		remove(mount, func(folder string) error { return cgroup.Remove(ctx, folder) })
+	}
+	remove(pinRoot, os.RemoveAll)
+	remove(os.TempDir(), os.RemoveAll)
 	return errors.Join(errs...)
 }
 
@@ -71,6 +105,7 @@ type node struct {
 	// pod is the cgroup of the client, other one for the processes that
 	// program services.
 	pod, other string
+	folder     string // for their files
 }
 
 func (s *Site) node(name string) (*node, error) {
@@ -91,7 +126,10 @@ func (s *Site) node(name string) (*node, error) {
 	if n.pod, err = s.group(name + "/pod"); err != nil {
 		return nil, err
 	}
-	n.other, err = s.group(name + "/other")
+	if n.other, err = s.group(name + "/other"); err != nil {
+		return nil, err
+	}
+	n.folder, err = s.folder(name)
 	return n, err
 }
 

@@ -25,7 +25,7 @@ type peer struct {
 
 func newPeer(binaries string, mode kubeproxy.Mode, f fleet, n *node) *peer {
 	return &peer{mode: mode, fleet: f, config: kubeproxy.Config{
-		Binaries: binaries, NetNS: NetnsPath(n.router), Node: n.address, PodCIDR: n.pods, Cgroup: n.other,
+		Binaries: binaries, NetNS: NetnsPath(n.router), Folder: n.folder, Node: n.address, PodCIDR: n.pods, Cgroup: n.other,
 	}}
 }
 

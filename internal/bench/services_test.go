@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -59,8 +60,8 @@ func checkNothingLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, pattern := range []string{NetnsPath(namePrefix) + "*", filepath.Join(mount, namePrefix+"*"), filepath.Join(pinRoot, namePrefix+"*"), filepath.Join(os.TempDir(), "weft-bench-*")} {
-		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {
+	for _, folder := range []string{"/run/netns", mount, pinRoot, os.TempDir()} {
+		if left, err := filepath.Glob(filepath.Join(folder, fmt.Sprintf("%s%d*", namePrefix, os.Getpid()))); err != nil || len(left) > 0 {
 			t.Errorf("left behind: %v, %v", left, err)
 		}
 	}

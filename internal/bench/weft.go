@@ -43,17 +43,12 @@ type weft struct {
 func newWeft(self []string, f fleet, n *node) *weft {
 	return &weft{
 		fleet: f, node: n, self: self, changed: map[int][]netip.Addr{},
-		pins: fmt.Sprintf("%s/%s%d/%d", pinRoot, namePrefix, os.Getpid(), f),
+		folder: n.folder, pins: filepath.Join(sitePins(os.Getpid()), strconv.Itoa(int(f))),
 	}
 }
 
-const pinRoot = "/sys/fs/bpf/weft"
-
 // start writes the manifests, and counts from the start of the process.
 func (w *weft) start(ctx context.Context) (_ time.Duration, err error) {
-	if w.folder, err = os.MkdirTemp("", "weft-bench-"); err != nil {
-		return 0, err
-	}
 	if err := w.writeNode(); err != nil {
 		return 0, err
 	}
@@ -180,16 +175,5 @@ func (w *weft) stop() error {
 	return nil
 }
 
-// remove takes the programs away, and the files.
-func (w *weft) remove() error {
-	return errors.Join(detachServices(w.pins), os.RemoveAll(w.pins), removeEmpty(filepath.Dir(w.pins)), removeEmpty(pinRoot), os.RemoveAll(w.folder))
-}
-
-// removeEmpty removes a folder that nobody else uses.
-func removeEmpty(folder string) error {
-	left, err := os.ReadDir(folder)
-	if err != nil || len(left) > 0 {
-		return nil // not there, or not ours alone
-	}
-	return os.Remove(folder)
-}
+// remove takes the programs away. The site removes maps and files.
+func (w *weft) remove() error { return detachServices(w.pins) }

@@ -54,6 +54,8 @@ type Config struct {
 	Node netip.Addr
 	// PodCIDR holds the clients; kube-proxy masquerades what comes from elsewhere.
 	PodCIDR netip.Prefix
+	// Folder is for data, configuration and logs; Close empties it.
+	Folder string
 	// Cgroup is a cgroup2 folder for the processes.
 	Cgroup string
 }
@@ -76,7 +78,7 @@ func Check(binaries string) error {
 // Cluster is a running etcd and API server.
 type Cluster struct {
 	config   Config
-	folder   string // temporary: data, configuration, logs
+	folder   string // as in config
 	api      *api
 	etcd     *process
 	server   *process
@@ -86,11 +88,7 @@ type Cluster struct {
 
 // Start runs etcd with the objects in it, then the API server. Close it.
 func Start(ctx context.Context, config Config, objects []Object) (_ *Cluster, err error) {
-	folder, err := os.MkdirTemp("", "weft-kubeproxy-")
-	if err != nil {
-		return nil, err
-	}
-	c := &Cluster{config: config, folder: folder, api: newAPI(config.NetNS)}
+	c := &Cluster{config: config, folder: config.Folder, api: newAPI(config.NetNS)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, c.Close())
