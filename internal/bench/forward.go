@@ -67,6 +67,9 @@ const (
 	forwardBatch = 2_000_000
 )
 
+// pinFolder holds the maps of nodes, in folders named like their namespaces.
+const pinFolder = "/sys/fs/bpf"
+
 var (
 	forwardClient  = netip.MustParseAddr("198.51.100.7")
 	forwardBackend = netip.MustParsePrefix("10.244.2.0/24")
@@ -82,6 +85,9 @@ func (p ForwardPlan) Run(ctx context.Context) (_ *ForwardResult, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, site.Close()) }()
+	if err := removePins(); err != nil {
+		return nil, err
+	}
 	result := &ForwardResult{Facts: ReadFacts(), Plan: p}
 	var paths []*forwardPath
 	defer func() {
@@ -104,6 +110,21 @@ func (p ForwardPlan) Run(ctx context.Context) (_ *ForwardResult, err error) {
 		result.Ways = append(result.Ways, way)
 	}
 	return result, p.measure(ctx, paths, result.Ways)
+}
+
+// removePins takes away those of processes that are gone.
+func removePins() error {
+	folders, err := filepath.Glob(filepath.Join(pinFolder, namePrefix+"*"))
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, folder := range folders {
+		if abandoned(filepath.Base(folder)) {
+			errs = append(errs, pin.Remove(folder))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (p ForwardPlan) measure(ctx context.Context, paths []*forwardPath, ways []*ForwardWay) error {
@@ -192,7 +213,7 @@ func runIn(netNS, stdin, name string, args ...string) error {
 
 // weft opens the maps of the node and enters the service.
 func (f *forwardPath) weft(plan ForwardPlan) (*pin.Maps, setting.Node, error) {
-	f.pins = filepath.Join("/sys/fs/bpf", f.node)
+	f.pins = filepath.Join(pinFolder, f.node)
 	maps, err := pin.Open(f.pins, pin.Sizes{})
 	if err != nil {
 		return nil, setting.Node{}, err
