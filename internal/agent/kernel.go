@@ -113,7 +113,7 @@ func (k *kernel) attach(p *programs, s setting.Node, uplink *netdev.Uplink, tunn
 
 // attachEdge is the only part that auto mode can do without: tcx does the same.
 func (k *kernel) attachEdge(p *programs, s setting.Node, uplink *netdev.Uplink) (err error) {
-	p.first, err = xdp.Load(k.maps, s, xdp.Device{Name: uplink.Name, Ifindex: uplink.Index, MAC: uplink.MAC})
+	p.first, err = xdp.Load(k.maps, s, xdp.Device{Name: uplink.Name, Ifindex: uplink.Index, MAC: uplink.MAC, Kind: uplink.Kind})
 	if err == nil {
 		p.mode, err = p.first.Attach(k.xdp)
 	}
