@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -43,7 +42,7 @@ type Keeper struct {
 	wake   chan struct{} // holds one value when want changed
 
 	mu   sync.Mutex
-	want []netip.Addr // protected by mu
+	want []netip.Addr // protected by mu; nil until told
 
 	// Of Run alone.
 	routes map[netip.Addr]netip.Addr // from a node to the next hop
@@ -61,7 +60,7 @@ func NewKeeper(n Net, maps *pin.Maps, device int, log *slog.Logger) *Keeper {
 // Want sets the addresses of all other nodes.
 func (k *Keeper) Want(nodes []netip.Addr) {
 	k.mu.Lock()
-	k.want = slices.Clone(nodes)
+	k.want = append([]netip.Addr{}, nodes...) // not nil, also without nodes
 	k.mu.Unlock()
 	select {
 	case k.wake <- struct{}{}:

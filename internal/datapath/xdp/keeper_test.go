@@ -102,6 +102,11 @@ func TestKeeper(t *testing.T) {
 	if len(f.neighbors) != 1 || !f.neighbors[router].Kept {
 		t.Errorf("neighbours %v, want the router alone, kept", f.neighbors)
 	}
+	k.Want(nil)
+	step("the last node goes")
+	k.Want([]netip.Addr{far})
+	f.neighbors[router] = &netdev.Neighbor{Addr: router, MAC: hardware(254)}
+	step("one comes back", "198.51.100.3 02:00:00:00:00:fe")
 	f.refuses = true
 	k.Want([]netip.Addr{near, far})
 	if err := errors.Join(k.route(), k.sync()); err == nil || !strings.Contains(err.Error(), "no") {
