@@ -142,6 +142,7 @@ static SUBPROGRAM int near_begin(struct translation *t, bool v4, __u32 now)
 	err = flow_choose(t, false, now);
 	if (err || !t->active)
 		return err;
+	__builtin_memset(t->to.mac, 0, sizeof(t->to.mac));
 	if (addr_equal(&t->to.dst, &t->key.src)) {
 		t->to.flags = FLOW_SNAT | FLOW_HAIRPIN;
 		load_const_addr(&t->to.src, v4 ? &gateway_v4 : &gateway_v6);
