@@ -337,7 +337,7 @@ func (a *agent) openDatapath(s *self) error {
 	if err != nil {
 		return fmt.Errorf("cgroupRoot: %w", err)
 	}
-	a.kernel = &kernel{maps: maps, cgroup: root, xdp: a.cfg.Services.XDP, reloaded: make(chan struct{}, 1)}
+	a.kernel = &kernel{maps: maps, cgroup: root, xdp: string(a.cfg.Services.XDP), reloaded: make(chan struct{}, 1)}
 	if err := a.openPolicy(); err != nil {
 		return err
 	}

@@ -2,7 +2,12 @@
 
 package agent
 
-import "fmt"
+import (
+	"encoding/json"
+	"fmt"
+
+	"github.com/weft-mesh/weft/internal/datapath/xdp"
+)
 
 // ServicesConfig says how connections to Services reach their backends, and
 // bounds what the kernel keeps of them.
@@ -20,7 +25,7 @@ type ServicesConfig struct {
 	// XDP handles connections from outside, and the deny list, before the kernel
 	// makes a packet of a frame: "native", "generic", "auto" (native where the
 	// device can, else generic) or "off" (tcx does it). Default auto.
-	XDP string `json:"xdp"`
+	XDP XDPMode `json:"xdp"`
 	// MaxFrontends (address, port and protocol) of all Services. Default 131072,
 	// about 96 bytes each. What is beyond a limit is not put in force, and
 	// status says so; memory is taken when used.
@@ -45,11 +50,28 @@ type ServicesConfig struct {
 	MaxSockets int `json:"maxSockets"`
 }
 
+// XDPMode is a word that YAML may take for a boolean: off is false there.
+type XDPMode string
+
+// UnmarshalJSON accepts a string, and false for "off".
+func (m *XDPMode) UnmarshalJSON(b []byte) error {
+	if string(b) == "false" {
+		*m = xdp.Off
+		return nil
+	}
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return fmt.Errorf("services.xdp: %s: want one of auto, native, generic, off", b)
+	}
+	*m = XDPMode(s)
+	return nil
+}
+
 func (s *ServicesConfig) setDefaults() {
 	s.External = or(s.External, "snat")
 	s.Algorithm = or(s.Algorithm, "maglev")
 	s.Ports = or(s.Ports, "20000-29999")
-	s.XDP = or(s.XDP, "auto")
+	s.XDP = or(s.XDP, xdp.Auto)
 	s.MaxFrontends = or(s.MaxFrontends, 131072)
 	s.MaxBackends = or(s.MaxBackends, 262144)
 	s.MaxSlots = or(s.MaxSlots, 2*s.MaxBackends)
@@ -66,7 +88,7 @@ func (s *ServicesConfig) validate(p *problems, d *DatapathConfig) {
 		p.add("services.external", s.External, fmt.Sprintf("snat where datapath.tunnel is %s", d.Tunnel))
 	}
 	p.oneOf("services.algorithm", s.Algorithm, "maglev", "random")
-	p.oneOf("services.xdp", s.XDP, "auto", "native", "generic", "off")
+	p.oneOf("services.xdp", string(s.XDP), xdp.Auto, xdp.Native, xdp.Generic, xdp.Off)
 	for _, f := range []struct {
 		name  string
 		value int

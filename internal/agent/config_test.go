@@ -8,6 +8,13 @@ import (
 	"time"
 )
 
+func TestXDPOff(t *testing.T) {
+	cfg, err := parseConfig([]byte(goodConfig + "services: {xdp: off}\n"))
+	if err != nil || cfg.Services.XDP != "off" {
+		t.Errorf("off, which YAML reads as false, is %v, %v", cfg, err)
+	}
+}
+
 const goodConfig = "node: n1\nsource: {folder: /tmp/m}\n"
 
 func TestConfigDefaults(t *testing.T) {
@@ -38,6 +45,7 @@ func TestBadConfig(t *testing.T) {
 		{goodConfig + "services: {external: dsr}\ndatapath: {tunnel: vxlan}\n", `services.external: "dsr": want snat where datapath.tunnel is vxlan`},
 		{goodConfig + "services: {algorithm: rr}\n", `services.algorithm: "rr": want one of maglev, random`},
 		{goodConfig + "services: {xdp: hw}\n", `services.xdp: "hw": want one of auto, native, generic, off`},
+		{goodConfig + "services: {xdp: true}\n", `services.xdp: true: want one of auto, native, generic, off`},
 		{goodConfig + "services: {maxBackends: 3}\n", `services.maxBackends: 3: want a number from 64 to 16777216`},
 		{goodConfig + "services: {ports: x}\n", `services.ports: "x": want FIRST-LAST, two ports from 1024 to 65535`},
 		{goodConfig + "services: {ports: 15000-21000}\n", `services.ports: "15000-21000": want other ports than datapath.masqueradePorts, 10000-19999`},
