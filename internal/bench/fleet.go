@@ -134,11 +134,7 @@ func (n fleet) patch(i int, endpoints []netip.Addr) (path string, body []byte, e
 	return "/apis/discovery.k8s.io/v1/namespaces/" + fleetNamespace + "/endpointslices/" + n.name(i), body, err
 }
 
-// serviceRow and sliceRow are the rows of weft's tables.
-func (n fleet) serviceRow(i int) *state.Service {
-	return &state.Service{Namespace: fleetNamespace, Name: n.name(i), Spec: &n.service(i).Spec}
-}
-
+// sliceRow is a row of weft's tables.
 func (n fleet) sliceRow(i int, endpoints []netip.Addr) *state.Endpoint {
 	return &state.Endpoint{Namespace: fleetNamespace, Name: n.name(i), Service: n.name(i), Slice: n.slice(i, endpoints)}
 }
