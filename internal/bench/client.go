@@ -124,6 +124,7 @@ func (c *client) advance(now time.Duration) error {
 			return err
 		}
 		c.before, c.phase = u, measuring
+		c.ending = now + c.load.Duration // also where the machine let it begin late
 		return nil
 	}
 	if c.phase == measuring && now >= c.ending {
