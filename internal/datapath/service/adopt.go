@@ -16,21 +16,23 @@ import (
 // adopted is what the maps held at the start. Ports take from it what is
 // theirs; the rest is swept.
 type adopted struct {
-	backends map[uint32]pin.KernelBackend
-	slots    map[uint32][]uint32 // backends by set, 0 where a slot is absent
-	members  map[uint32]map[uint32]bool
-	ranges   map[uint32][]rangeKey // by service
-	tables   map[uint32]bool       // sets that have one
-	services map[uint32]bool       // whose number a port has taken
-	sets     map[uint32]*set       // that a port has taken
-	kept     map[uint32]bool       // backends that a port has taken
+	backends  map[uint32]pin.KernelBackend
+	slots     map[uint32][]uint32 // backends by set, 0 where a slot is absent
+	members   map[uint32]map[uint32]bool
+	ranges    map[uint32][]rangeKey // by service
+	tables    map[uint32]bool       // sets that have one
+	frontends map[uint32]int        // how many a service has
+	uses      map[uint32]int        // how often frontends refer to a set
+	services  map[uint32]bool       // whose number a port has taken
+	sets      map[uint32]*set       // that a port has taken
+	kept      map[uint32]bool       // backends that a port has taken
 }
 
 // adopt reads the maps.
 func (w *Writer) adopt() error {
 	a := &adopted{
 		backends: map[uint32]pin.KernelBackend{}, slots: map[uint32][]uint32{}, members: map[uint32]map[uint32]bool{},
-		ranges: map[uint32][]rangeKey{}, tables: map[uint32]bool{}, services: map[uint32]bool{}, sets: map[uint32]*set{}, kept: map[uint32]bool{},
+		ranges: map[uint32][]rangeKey{}, tables: map[uint32]bool{}, services: map[uint32]bool{}, uses: map[uint32]int{}, frontends: map[uint32]int{}, sets: map[uint32]*set{}, kept: map[uint32]bool{},
 	}
 	w.adopted = a
 	n := &w.next
@@ -38,6 +40,9 @@ func (w *Writer) adopt() error {
 		w.inForce[*k] = frontend{value: *v}
 		n.service = max(n.service, v.Id+1)
 		n.set = max(n.set, v.Near.Id+1, v.Far.Id+1)
+		a.frontends[v.Id]++
+		a.uses[v.Near.Id]++
+		a.uses[v.Far.Id]++
 		return nil
 	})
 	if err != nil {
@@ -54,7 +59,13 @@ func (w *Writer) adopt() error {
 	if err := w.adoptSets(a); err != nil {
 		return err
 	}
-	return w.adoptRest(a)
+	if err := w.adoptRest(a); err != nil {
+		return err
+	}
+	if len(w.inForce)+len(a.backends)+len(a.slots)+len(a.members)+len(a.ranges)+len(a.tables) == 0 {
+		w.adopted = nil // the maps are new
+	}
+	return nil
 }
 
 func (w *Writer) adoptSets(a *adopted) error {
@@ -140,26 +151,57 @@ func (w *Writer) takeOver(p *port, want *balance.ServicePort) {
 	if a == nil {
 		return
 	}
+	if p.id = w.knownAs(want); p.id == 0 {
+		return
+	}
+	a.services[p.id] = true
+	p.ranges = a.ranges[p.id]
+	slices.SortFunc(p.ranges, compareRanges)
 	for i := range want.Frontends {
 		f := &want.Frontends[i]
 		k := keyOf(f, want.Name.Protocol)
 		now, ok := w.inForce[k]
-		if !ok || now.port != nil {
-			continue
-		}
-		if p.id == 0 && !a.services[now.value.Id] {
-			p.id = now.value.Id
+		if ok && now.port == nil && now.value.Id == p.id {
+			w.inForce[k] = frontend{p, now.value}
+			p.keys = append(p.keys, k)
 			p.header.affinity = now.value.Affinity
-			p.ranges = a.ranges[p.id]
-			slices.SortFunc(p.ranges, compareRanges)
-			a.services[p.id] = true
+			w.takeSets(p, f, &now.value)
 		}
-		if p.id != now.value.Id || p.id == 0 {
+	}
+	w.fixSets(p)
+}
+
+// knownAs returns the number that a port has at one of its cluster addresses, or
+// else at all of its frontends: other addresses and ports go from one Service to
+// another. It is 0 where there is none.
+func (w *Writer) knownAs(want *balance.ServicePort) uint32 {
+	a := w.adopted
+	found := map[uint32]int{}
+	for i := range want.Frontends {
+		f := &want.Frontends[i]
+		now, ok := w.inForce[keyOf(f, want.Name.Protocol)]
+		if !ok || now.port != nil || a.services[now.value.Id] {
 			continue
 		}
-		w.inForce[k] = frontend{p, now.value}
-		p.keys = append(p.keys, k)
-		w.takeSets(p, f, &now.value)
+		id := now.value.Id
+		if found[id]++; f.Kind == balance.ClusterIP || found[id] == a.frontends[id] {
+			return id
+		}
+	}
+	return 0
+}
+
+// fixSets leaves the sets alone that frontends have which are not the port's any
+// more.
+func (w *Writer) fixSets(p *port) {
+	uses := map[uint32]int{}
+	for _, k := range p.keys {
+		v := w.inForce[k].value
+		uses[v.Near.Id]++
+		uses[v.Far.Id]++
+	}
+	for s := range p.sets.each {
+		s.fixed = uses[s.id] != w.adopted.uses[s.id]
 	}
 }
 

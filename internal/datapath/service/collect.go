@@ -48,10 +48,13 @@ func (w *Writer) Collect() error {
 }
 
 // takeGarbage returns nothing while a frontend could not be switched away from
-// it.
+// it, and before Sweep, when those of an earlier agent may refer to it.
 func (w *Writer) takeGarbage() garbage {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.adopted != nil {
+		return garbage{}
+	}
 	for p := range w.failing {
 		if p.stuck {
 			return garbage{}

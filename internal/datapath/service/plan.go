@@ -193,7 +193,7 @@ func (g *group) owns(now *[roles]*set, s *set) bool {
 // canEdit says whether a set changes in place: one backend in two, or a fourth of
 // many. More than that is switched at once.
 func (g *group) canEdit(s *set) bool {
-	if !g.sizeFits(s) {
+	if s.fixed || !g.sizeFits(s) {
 		return false
 	}
 	n := 0

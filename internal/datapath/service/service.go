@@ -25,9 +25,9 @@
 // # Numbers
 //
 // Backends, sets and service ports have numbers that are not used again. Those of
-// an earlier agent stay: a service port is known by its frontends, a backend by
-// its address and port within it. What nobody took over when the first sync is
-// complete, Sweep removes.
+// an earlier agent stay: a service port is known by its cluster addresses, a
+// backend by its address and port within it. What nobody took over when the first
+// sync is complete, Sweep removes.
 //
 // # Memory
 //
@@ -104,6 +104,7 @@ type set struct {
 	table   uint32            // entries of its Maglev table, 0: none
 	suspect bool              // the table is of an earlier agent
 	broken  bool              // it may hold other backends than slots says
+	fixed   bool              // it does not change in place
 	// Of the plan that is being made:
 	taken bool
 	wish  uint32 // entries that its table shall have
