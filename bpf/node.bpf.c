@@ -29,6 +29,7 @@
 #include "lib/translate.h"
 #include "lib/track.h"
 #include "lib/deny.h"
+#include "lib/frame.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -154,6 +155,9 @@ int from_uplink(struct __sk_buff *skb)
 	p = &s->packet;
 	if (!is_ip(skb) || !is_for_uplink(skb))
 		return TCX_NEXT;
+	err = restore_ethernet(skb);
+	if (err)
+		return drop(skb, p, DIRECTION_INGRESS, err);
 	err = parse(skb, p);
 	/* XDP has done this where it is in force */
 	if (denied(&p->src, skb->len))
