@@ -21,6 +21,7 @@ import (
 
 	"github.com/weft-mesh/weft/internal/addr"
 	"github.com/weft-mesh/weft/internal/datapath/ipcache"
+	"github.com/weft-mesh/weft/internal/datapath/node"
 	pt "github.com/weft-mesh/weft/internal/datapath/packettest"
 	"github.com/weft-mesh/weft/internal/datapath/packettest/bpffs"
 	"github.com/weft-mesh/weft/internal/datapath/pin"
@@ -151,14 +152,18 @@ func (l *site) open(t testing.TB) {
 
 func (l *site) load(t testing.TB) *Datapath {
 	t.Helper()
-	d, err := Load(l.Maps, setting.Node{
-		UplinkIfindex: l.device.Ifindex, UplinkMTU: 1500, IPv4: pt.Families[0].Node, IPv6: pt.Families[1].Node,
-		ServiceFirstPort: 20000, ServiceLastPort: 29999,
-		Lifetimes: setting.Lifetimes{TCPSyn: time.Minute, TCPEstablished: time.Hour, TCPClosing: 10 * time.Second, UDP: time.Minute, UDPReplied: time.Minute, Other: time.Minute},
-	}, l.device)
+	d, err := Load(l.Maps, l.settings(), l.device)
 	l.must(err)
 	t.Cleanup(func() { d.Close() })
 	return d
+}
+
+func (l *site) settings() setting.Node {
+	return setting.Node{
+		UplinkIfindex: l.device.Ifindex, UplinkMTU: 1500, IPv4: pt.Families[0].Node, IPv6: pt.Families[1].Node,
+		ServiceFirstPort: 20000, ServiceLastPort: 29999,
+		Lifetimes: setting.Lifetimes{TCPSyn: time.Minute, TCPEstablished: time.Hour, TCPClosing: 10 * time.Second, UDP: time.Minute, UDPReplied: time.Minute, Other: time.Minute},
+	}
 }
 
 // keep runs a Keeper until it knows the other node.
@@ -363,6 +368,32 @@ func (l *site) exchangeAll(network string, f pt.Family, size int) error {
 		}
 	}
 	return nil
+}
+
+// TestLeftOnTheWire: what XDP leaves to tcx arrives there as if XDP were not
+// there, behind either mode: here all is left, as every checksum is left to the
+// device.
+func TestLeftOnTheWire(t *testing.T) {
+	l := newLink(t)
+	l.keep(t)
+	for _, ns := range []*nstest.NS{l.client, l.other} {
+		offload(t, ns, "eth0", txChecksums, 1)
+	}
+	d, err := node.Load(l.Maps, l.settings())
+	l.must(err)
+	t.Cleanup(func() { d.Close() })
+	l.must(l.node.Do(func() error { return d.Attach(node.Device{Name: "eth0", Ifindex: l.device.Ifindex}, nil) }))
+	for _, mode := range []string{Generic, Native} {
+		t.Run(mode, func(t *testing.T) {
+			l.attach(t, mode)
+			for _, f := range pt.Families {
+				t.Run(f.Name, func(t *testing.T) {
+					t.Run("TCP", func(t *testing.T) { l.converse(t, "tcp", f, 1<<20) })
+					t.Run("UDP", func(t *testing.T) { l.converse(t, "udp", f, 1400) })
+				})
+			}
+		})
+	}
 }
 
 // TestAttach: modes, their change, and that a new agent does not leave a gap.
