@@ -328,6 +328,7 @@ func (a *agent) openDatapath(s *self) error {
 		Ranges:         a.cfg.Services.MaxSourceRanges,
 		ServiceSockets: a.cfg.Services.MaxSockets,
 		ServiceFlows:   a.cfg.Services.MaxFlows,
+		Denied:         a.cfg.Services.MaxDenied,
 	})
 	if err != nil {
 		return fmt.Errorf("open pinned maps: %w", err)

@@ -27,27 +27,31 @@ type ServicesConfig struct {
 	// device can, else generic) or "off" (tcx does it). Default auto.
 	XDP XDPMode `json:"xdp"`
 	// MaxFrontends (address, port and protocol) of all Services. Default 131072,
-	// about 96 bytes each. What is beyond a limit is not put in force, and
+	// about 112 bytes each. What is beyond a limit is not put in force, and
 	// status says so; memory is taken when used.
 	MaxFrontends int `json:"maxFrontends"`
-	// MaxBackends of all Services. Default 262144, about 100 bytes each.
+	// MaxBackends of all Services. Default 262144, about 96 bytes each.
 	MaxBackends int `json:"maxBackends"`
 	// MaxSlots: each backend has one in every set that it is in, of which a
-	// Service has up to three. Default twice MaxBackends, about 64 bytes each.
+	// Service has up to three. Default twice MaxBackends, about 72 bytes each.
 	MaxSlots int `json:"maxSlots"`
-	// MaxTables of Maglev. Default 16384.
+	// MaxTables of Maglev. Default 16384, each of 8 bytes for each of its entries,
+	// of which there are a hundred and more for each backend.
 	MaxTables int `json:"maxTables"`
 	// MaxSourceRanges of all Services. Default 65536, about 88 bytes each.
 	MaxSourceRanges int `json:"maxSourceRanges"`
 	// MaxAffinity is how many clients can be kept with their backend; the one
-	// seen longest ago makes room. Default 65536, about 96 bytes each.
+	// seen longest ago makes room. Default 65536, about 96 bytes each, allocated at start.
 	MaxAffinity int `json:"maxAffinity"`
 	// MaxFlows is twice the number of connections that are translated packet by
-	// packet. Default 262144, about 180 bytes each.
+	// packet. Default 262144, about 160 bytes each.
 	MaxFlows int `json:"maxFlows"`
 	// MaxSockets is how many connected UDP sockets can be cut when their backend
-	// goes. Default 65536, about 64 bytes each.
+	// goes. Default 65536, about 72 bytes each.
 	MaxSockets int `json:"maxSockets"`
+	// MaxDenied networks of weft deny. Default 16384, 16 bytes of each for each
+	// processor, allocated at start.
+	MaxDenied int `json:"maxDenied"`
 }
 
 // XDPMode is a word that YAML may take for a boolean: off is false there.
@@ -80,6 +84,7 @@ func (s *ServicesConfig) setDefaults() {
 	s.MaxAffinity = or(s.MaxAffinity, 65536)
 	s.MaxFlows = or(s.MaxFlows, 262144)
 	s.MaxSockets = or(s.MaxSockets, 65536)
+	s.MaxDenied = or(s.MaxDenied, 16384)
 }
 
 func (s *ServicesConfig) validate(p *problems, d *DatapathConfig) {
@@ -95,7 +100,7 @@ func (s *ServicesConfig) validate(p *problems, d *DatapathConfig) {
 	}{
 		{"maxFrontends", s.MaxFrontends}, {"maxBackends", s.MaxBackends}, {"maxSlots", s.MaxSlots},
 		{"maxTables", s.MaxTables}, {"maxSourceRanges", s.MaxSourceRanges}, {"maxAffinity", s.MaxAffinity},
-		{"maxFlows", s.MaxFlows}, {"maxSockets", s.MaxSockets},
+		{"maxFlows", s.MaxFlows}, {"maxSockets", s.MaxSockets}, {"maxDenied", s.MaxDenied},
 	} {
 		p.between("services."+f.name, f.value, 64, 1<<24)
 	}

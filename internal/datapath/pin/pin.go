@@ -36,7 +36,7 @@ type Sizes struct {
 	Services       int // frontends: address, port, protocol; default 131072, about 112 bytes each
 	Slots          int // places of backends in sets; default 524288, about 72 bytes each
 	Backends       int // of service ports; default 262144, about 96 bytes each
-	Maglev         int // tables for clients from outside; default 16384, each of 4 bytes × its size
+	Maglev         int // tables for clients from outside; default 16384, each of 8 bytes × its size
 	Affinity       int // clients that stay with a backend; default 65536, about 96 bytes each, allocated at start
 	Ranges         int // loadBalancerSourceRanges; default 65536, about 88 bytes each
 	ServiceSockets int // connected UDP sockets; default 65536, about 72 bytes each
