@@ -130,6 +130,7 @@ func quietly(ts *testscript.TestScript, argv []string) (string, error) {
 	}
 	cmd := exec.CommandContext(ctxOf(ts), argv[0], argv[1:]...)
 	cmd.Dir = ts.MkAbs(".")
+	cmd.Env = append(append(os.Environ(), labOf(ts).Env()...), "PATH="+ts.Getenv("PATH"))
 	out, err := cmd.Output()
 	return string(out), err
 }
