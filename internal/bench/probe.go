@@ -128,6 +128,9 @@ func whoAnswers(service netip.AddrPort) (netip.Addr, error) {
 	}
 	var text [64]byte
 	n, errno := rawRead(fd, text[:])
+	for errno == unix.EINTR { // a signal does not end it
+		n, errno = rawRead(fd, text[:])
+	}
 	if errno != 0 {
 		return netip.Addr{}, fmt.Errorf("read: %w", stalled(errno))
 	}
