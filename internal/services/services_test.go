@@ -379,6 +379,34 @@ func TestConnectionsStay(t *testing.T) {
 	}
 }
 
+// TestDirectAnswersStay: how a pod answers clients by itself names no backend, and
+// stays until the pod is gone.
+func TestDirectAnswersStay(t *testing.T) {
+	f := newFixture(t, sizes())
+	f.workload("one", a1)
+	f.apply()
+	var keys []pin.KernelFlowKey
+	for _, protocol := range []uint8{6, 17} {
+		k := pin.KernelFlowKey{Src: pin.KernelAddr{B: addr.To16(netip.MustParseAddr(a1))}, Protocol: protocol}
+		v := pin.KernelServiceFlow{LastSeen: 1 << 30, Flags: uint32(pin.KernelServiceFlowFlagFLOW_REPLY | pin.KernelServiceFlowFlagFLOW_DSR)}
+		must(t, f.maps.Map("weft_service_flows").Put(k, v))
+		keys = append(keys, k)
+	}
+	must(t, f.pass())
+	for _, k := range keys {
+		if !f.hasFlow(k) {
+			t.Errorf("protocol %d: gone, the pod is there", k.Protocol)
+		}
+	}
+	f.workload("one", "")
+	must(t, f.pass())
+	for _, k := range keys {
+		if f.hasFlow(k) {
+			t.Errorf("protocol %d: stays, the pod is gone", k.Protocol)
+		}
+	}
+}
+
 // TestProblems: what is left out, and why.
 func TestProblems(t *testing.T) {
 	s := sizes()

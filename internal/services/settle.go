@@ -203,13 +203,15 @@ func hasServing(s *discoveryv1.EndpointSlice, a netip.Addr) bool {
 	return false
 }
 
-// pass deletes the translated connections that have expired, and those whose
-// backend was a pod that is gone; and it ends again what could not be ended.
+// pass deletes the translated connections that have expired, those whose backend
+// was a pod that is gone, and datagrams whose backend is gone; and it ends again
+// what could not be ended. How pods answer clients by themselves (DSR) names no
+// backend (0): the client's node knows it.
 func (d *Driver) pass() error {
 	here := d.cfg.Connections.Backends()
 	isGone := d.gonePods()
 	err := d.cfg.Connections.Pass(func(f service.Flow) bool {
-		return !here(f.Backend) && (f.Protocol != unix.IPPROTO_TCP || isGone(f.At.Addr()))
+		return !here(f.Backend) && (f.Backend != 0 && f.Protocol != unix.IPPROTO_TCP || isGone(f.At.Addr()))
 	})
 	return errors.Join(err, d.settle())
 }
