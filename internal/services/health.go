@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/netutil"
+
 	"github.com/weft-mesh/weft/internal/balance"
 )
 
@@ -108,13 +110,21 @@ func (h *healthServers) owners() map[uint16]string {
 	return out
 }
 
+// maxChecks is how many connections a health check port serves at a time: anyone
+// who reaches the node may open them, and they must not take the agent's files.
+const maxChecks = 128
+
+// checkTimeout is the time that a check may take.
+const checkTimeout = 2 * time.Second
+
 func (s *healthServer) listen(port uint16) {
 	l, err := net.Listen("tcp", ":"+strconv.Itoa(int(port)))
 	if err != nil {
 		s.err.Store(&err)
 		return
 	}
-	s.server = &http.Server{Handler: s, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, MaxHeaderBytes: 8 << 10}
+	l = netutil.LimitListener(l, maxChecks)
+	s.server = &http.Server{Handler: s, ReadTimeout: checkTimeout, WriteTimeout: checkTimeout, MaxHeaderBytes: 8 << 10}
 	go func() {
 		if err := s.server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			s.err.Store(&err)

@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -505,6 +506,34 @@ func TestHealthChecks(t *testing.T) {
 	must(t, l.Close())
 	f.retry()
 	check(200, "echo", 1)
+}
+
+// TestHealthCheckFlood: those who connect and say nothing take only so many files.
+func TestHealthCheckFlood(t *testing.T) {
+	s := &healthServer{service: "shop/dns"}
+	port := freePort(t)
+	s.listen(uint16(port))
+	defer s.close()
+	files := func() int {
+		list, err := os.ReadDir("/proc/self/fd")
+		must(t, err)
+		return len(list)
+	}
+	before, clients := files(), maxChecks+64
+	for range clients {
+		c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		must(t, err)
+		defer c.Close()
+		if n := files() - before; n > clients+maxChecks+8 {
+			t.Fatalf("%d files with %d clients at most", n, clients)
+		}
+	}
+	r, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/", port)) // behind all of them
+	must(t, err)
+	defer r.Body.Close()
+	if r.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("answer %d", r.StatusCode)
+	}
 }
 
 // TestRun: a change of the tables is in force soon, by itself.
