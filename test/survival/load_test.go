@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -26,11 +27,29 @@ const (
 	connections = 50
 )
 
-// load is a `weft get` that goes on until it is told to stop.
+// load is a `weft get` or `weft talk` that goes on until it is told to stop.
 type load struct {
 	name string
 	cmd  *exec.Cmd
-	out  bytes.Buffer
+	out  output
+}
+
+// output is what a command has printed so far.
+type output struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.Write(p)
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.buf.String()
 }
 
 // startLoad asks a server from a pod, on connections that are kept.
@@ -43,7 +62,13 @@ func startLoad(t *testing.T, l *testlab.Lab, name, from, url string) *load {
 
 func (x *load) start(t *testing.T, l *testlab.Lab, from string, args ...string) {
 	t.Helper()
-	x.cmd = l.Command(context.Background(), testlab.InPod(from, append([]string{"weft", "get", "--quiet"}, args...)...)...)
+	x.run(t, l, testlab.InPod(from, append([]string{"weft", "get", "--quiet"}, args...)...))
+}
+
+// run starts weft with these arguments.
+func (x *load) run(t *testing.T, l *testlab.Lab, args []string) {
+	t.Helper()
+	x.cmd = l.Command(context.Background(), args...)
 	x.cmd.Stdout, x.cmd.Stderr = &x.out, &x.out
 	if err := x.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -51,7 +76,7 @@ func (x *load) start(t *testing.T, l *testlab.Lab, from string, args ...string) 
 	t.Cleanup(func() { _ = x.cmd.Process.Kill() })
 }
 
-var summary = regexp.MustCompile(`(\d+) requests, (\d+) failed`)
+var summary = regexp.MustCompile(`(\d+) (?:requests|messages), (\d+) failed`)
 
 // stop ends the load; every one of its requests must have been answered.
 func (x *load) stop(t *testing.T) {
@@ -83,12 +108,21 @@ func (x *load) end(t *testing.T) (total, failed string) {
 		t.Errorf("%s: %v", x.name, err)
 	}
 	text := strings.TrimSpace(x.out.String())
-	t.Logf("%s: %.200s", x.name, text)
+	t.Logf("%s: %s", x.name, ends(text))
 	m := summary.FindStringSubmatch(text)
 	if m == nil {
 		t.Fatalf("%s: no summary", x.name)
 	}
 	return m[1], m[2]
+}
+
+// ends is the beginning and the end of what may be long.
+func ends(text string) string {
+	const some = 200
+	if len(text) <= 2*some {
+		return text
+	}
+	return text[:some] + " … " + text[len(text)-some:]
 }
 
 // tcp reads counters of TCP in the network of a pod.
