@@ -5,8 +5,10 @@ package survival
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -95,37 +97,50 @@ func errorsOf(x *load) int { return strings.Count(x.out.String(), " error after 
 
 // TestOnlyAffectedSocketsAreCut: of connected UDP sockets that talk through a
 // Service, those whose server goes see an error and go on with another server. The
-// others do not, nor one that talks to a pod itself.
+// others do not, nor those that talk to a pod itself. A server goes by its label,
+// and then nobody but the agent tells the sockets, or with its pod.
 func TestOnlyAffectedSocketsAreCut(t *testing.T) {
-	pods := map[string]string{"a": talker("a", "node1", 0), "b": talker("b", "node2", 0), "c": talker("c", "node2", 0)}
-	l := talkLab(t, pods["a"]+pods["b"]+pods["c"]+says(""))
+	pods := map[string]string{}
+	var all string
+	for name, node := range map[string]string{"a": "node1", "b": "node2", "c": "node2", "d": "node1"} {
+		pods[name] = talker(name, node, 1)
+		all += pods[name]
+	}
+	l := talkLab(t, all+says(""))
+	t.Run("relabelled", func(t *testing.T) {
+		onlyAffected(t, l, func(doomed string) {
+			l.Must(t, "lab", "apply", "-f", write(t, strings.Replace(pods[doomed], "app: talker", "app: other", 1)))
+			delete(pods, doomed)
+		})
+	})
+	t.Run("deleted", func(t *testing.T) {
+		onlyAffected(t, l, func(doomed string) { l.Must(t, "lab", "delete", "-f", write(t, pods[doomed])) })
+	})
+}
+
+// onlyAffected starts clients, lets remove take the server of some of them away,
+// and looks at who has noticed.
+func onlyAffected(t *testing.T, l *testlab.Lab, remove func(doomed string)) {
 	var clients []*load
 	for i := range 12 {
 		clients = append(clients, talks(t, l, fmt.Sprintf("client %d", i), "default/client", "--reopen", saysIP+":7/udp"))
 	}
 	begun(t, clients...)
 	doomed := clients[0].server()
-	st, err := l.Status(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range st.Pods {
-		if pods[p.Name] != "" && p.Name != doomed {
-			clients = append(clients, talks(t, l, "straight to "+p.Name, "default/client", "--reopen", p.IPs[0]+":7/udp"))
-		}
-	}
-	begun(t, clients...)
-	var cut []*load
+	straight := straightTo(t, l)
+	began := append(slices.Clone(clients), slices.Collect(maps.Values(straight))...)
+	begun(t, began...)
 	before := map[*load]string{}
+	cut := 0
 	for _, x := range clients {
 		if before[x] = x.server(); before[x] == doomed {
-			cut = append(cut, x)
+			cut++
 		}
 	}
-	l.Must(t, "lab", "delete", "-f", write(t, pods[doomed]))
+	remove(doomed)
 	await(t, waitTime, func() error {
-		for _, x := range cut {
-			if x.server() == doomed {
+		for _, x := range clients {
+			if before[x] == doomed && x.server() == doomed {
 				return fmt.Errorf("%s still talks to %s, which is gone", x.name, doomed)
 			}
 		}
@@ -134,15 +149,49 @@ func TestOnlyAffectedSocketsAreCut(t *testing.T) {
 	for _, x := range clients {
 		_, failed := x.end(t)
 		switch {
-		case before[x] == doomed && failed != "1" && failed != "2":
-			t.Errorf("%s: %s failed, want one or two: it talked to %s, which went", x.name, failed, doomed)
-		case before[x] != doomed && failed != "0":
-			t.Errorf("%s: %s failed, want none: it talked to %s, which stayed", x.name, failed, before[x])
-		case before[x] != doomed && x.server() != before[x]:
-			t.Errorf("%s: talks to %s now, and talked to %s, which stayed", x.name, x.server(), before[x])
+		case before[x] == doomed && failed != "1":
+			t.Errorf("%s: %s failed, want one: it talked to %s, which went", x.name, failed, doomed)
+		case before[x] != doomed && (failed != "0" || x.server() != before[x]):
+			t.Errorf("%s: %s failed, and %s answers, want none by %s, which stayed", x.name, failed, x.server(), before[x])
 		}
 	}
-	t.Logf("%d of %d sockets were cut", len(cut), len(clients))
+	t.Logf("%d of %d sockets were cut, as %s went", cut, len(clients), doomed)
+	for name, x := range straight {
+		if _, failed := x.end(t); failed != "0" && !(name == doomed && gone(t, l, name)) {
+			t.Errorf("%s: %s failed, want none: the pod is there", x.name, failed)
+		}
+	}
+}
+
+// straightTo starts clients of the talkers' own addresses, by name of the talker.
+func straightTo(t *testing.T, l *testlab.Lab) map[string]*load {
+	t.Helper()
+	st, err := l.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	clients := map[string]*load{}
+	for _, p := range st.Pods {
+		if p.Name != "client" {
+			clients[p.Name] = talks(t, l, "straight to "+p.Name, "default/client", "--reopen", p.IPs[0]+":7/udp")
+		}
+	}
+	return clients
+}
+
+// gone tells whether there is no such pod any more.
+func gone(t *testing.T, l *testlab.Lab, name string) bool {
+	t.Helper()
+	st, err := l.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range st.Pods {
+		if p.Name == name {
+			return false
+		}
+	}
+	return true
 }
 
 // datagrams is how many have come to a pod's sockets.
@@ -208,6 +257,18 @@ func TestServiceDeletedUnderUDP(t *testing.T) {
 	}
 }
 
+// held is a client outside that talks to one server, whichever others there are.
+func held(t *testing.T, l *testlab.Lab, to, server string) *load {
+	t.Helper()
+	for {
+		x := talks(t, l, "outside, held to "+server+" by "+to, "outside", to)
+		if begun(t, x); x.server() == server {
+			return x
+		}
+		x.stop(t)
+	}
+}
+
 // TestTrafficPolicySwitch: externalTrafficPolicy goes to Local and back while
 // clients outside ask. With a server on each node, nothing fails.
 func TestTrafficPolicySwitch(t *testing.T) {
@@ -217,10 +278,13 @@ func TestTrafficPolicySwitch(t *testing.T) {
 		for range 4 {
 			loads = append(loads, client(t, l, "new connections to "+to, "outside", "weft", "talk", "-q", "--each", "--count", "0", "--interval", "10ms", to))
 		}
-		loads = append(loads, talks(t, l, "new sockets to "+to, "outside", "-q", "--each", to+"/udp"), talks(t, l, "a connection to "+to, "outside", "-q", to))
+		loads = append(loads, talks(t, l, "new sockets to "+to, "outside", "-q", "--each", to+"/udp"))
+		for _, server := range []string{"a", "b"} {
+			loads = append(loads, held(t, l, to, server), held(t, l, to+"/udp", server))
+		}
 	}
 	files := []string{write(t, says("\n  externalTrafficPolicy: Local")), write(t, says("\n  externalTrafficPolicy: Cluster"))}
-	for i := range 6 {
+	for i := range 12 {
 		l.Must(t, "lab", "apply", "-f", files[i%2])
 		if out := l.Must(t, testlab.OnNode("outside", "weft", "talk", "-q", "--each", "--count", "30", "172.30.0.1:"+saysPort)...); strings.Contains(out, "b ") == (i%2 == 0) {
 			t.Errorf("after switch %d node1 is answered by %s", i, out)
@@ -240,15 +304,7 @@ func TestTerminatingDrains(t *testing.T) {
 	begun(t, inside)
 	doomed := inside.server()
 	other := map[string]string{"a": "b", "b": "a"}[doomed]
-	var outside *load // to the doomed one as well
-	for outside == nil {
-		x := talks(t, l, "outside", "outside", "172.30.0.1:"+saysPort)
-		if begun(t, x); x.server() == doomed {
-			outside = x
-		} else {
-			x.stop(t)
-		}
-	}
+	outside := held(t, l, "172.30.0.1:"+saysPort, doomed)
 	began := time.Now()
 	deleted := make(chan error, 1)
 	go func() {
@@ -330,7 +386,7 @@ func TestAffinitySurvivesRestart(t *testing.T) {
 		}
 	}
 	ask("at first")
-	for i := range 3 {
+	for i := range 2 {
 		for _, node := range []string{"node1", "node2"} {
 			l.Must(t, "lab", "agent", "kill", node)
 		}

@@ -128,11 +128,14 @@ func TestServiceRollingUpdate(t *testing.T) {
 // while pods and clients outside ask through Services. Not one request fails, also
 // not one that begins while there is no agent.
 func TestServiceAgentKill(t *testing.T) {
-	for name, config := range map[string]string{"snat": "services: {external: snat}\n", "dsr": "services: {external: dsr}\n"} {
-		t.Run(name, func(t *testing.T) {
+	for _, external := range []string{"snat", "dsr"} {
+		t.Run(external, func(t *testing.T) {
 			l := testlab.New(t)
 			text := shop(t) + far
-			l.Up(t, text, "--agent-config", write(t, config))
+			l.Up(t, text, "--agent-config", write(t, "services: {external: "+external+"}\n"))
+			if st := l.Must(t, testlab.OnNode("node1", "weft", "status")...); !strings.Contains(st, external+" to other nodes") {
+				t.Errorf("want %s to other nodes: %s", external, st)
+			}
 			serviceAgentKill(t, l, text)
 		})
 	}
