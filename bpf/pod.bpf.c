@@ -121,7 +121,7 @@ static __always_inline int route(struct __sk_buff *skb, struct scratch *s,
 			       : forward_native(skb, p, d->to, DIRECTION_EGRESS, FORWARD_REMOTE);
 	if (d->to && d->to->flags & IPCACHE_REMOTE_NODE && !tunnel_ifindex)
 		return forward_native(skb, p, d->to, DIRECTION_EGRESS, FORWARD_REMOTE);
-	return forward_world(skb, p, d->to, ct, s->lookup.reply);
+	return forward_world(skb, p, d->to, ct, s->lookup.reply || is_answer(&s->translation));
 }
 
 /* Refuses a packet; what it made is taken back. */

@@ -63,7 +63,7 @@ static SUBPROGRAM bool begin(struct xdp_md *ctx, const struct packet *p, bool st
 	struct scratch *s = new_scratch();
 	struct translation *t;
 
-	if (!p || !s || (void *)(eth + 1) > end)
+	if (!p || !s || (void *)(eth + 1) > end || is_reset(p))
 		return false;
 	t = &s->translation;
 	t->stale = stale;
@@ -93,6 +93,24 @@ static __always_inline struct service_flow *find(struct xdp_md *ctx, const struc
 	return bpf_map_lookup_elem(&weft_service_flows, key);
 }
 
+/* Answers go to where requests come from now, which another router may send on
+ * since the connection began. Looked at once a second. */
+static SUBPROGRAM int follow_sender(const struct flow_key *key, struct service_flow *f,
+				    const struct ethhdr *eth)
+{
+	struct service_flow *back;
+	struct flow_key other;
+
+	if (!key || !f || !eth || !__builtin_memcmp(f->mac, eth->h_source, ETH_ALEN))
+		return 0;
+	__builtin_memcpy(f->mac, eth->h_source, ETH_ALEN);
+	flow_key_other(&other, f, key->protocol);
+	back = bpf_map_lookup_elem(&weft_service_flows, &other);
+	if (back && flow_leads_back(back, key))
+		__builtin_memcpy(back->mac, eth->h_source, ETH_ALEN);
+	return 0;
+}
+
 /* Where the packet goes: to where the client's came from, or towards the backend,
  * which is looked up once a second; NULL where that is not known. */
 static __always_inline const __u8 *next_hop(struct service_flow *f, __u32 now, bool v4)
@@ -116,6 +134,7 @@ static __always_inline int translate(struct xdp_md *ctx, const struct frame *f,
 	__u16 *check = xdp_check(f, p->protocol, v4);
 	__u32 now = now_seconds();
 	struct service_flow *flow;
+	struct ethhdr sender;
 	struct flow_key key;
 	const __u8 *mac;
 
@@ -128,6 +147,10 @@ static __always_inline int translate(struct xdp_md *ctx, const struct frame *f,
 	mac = next_hop(flow, now, v4);
 	if (!mac)
 		return XDP_PASS;
+	if (!(flow->flags & FLOW_REPLY) && flow->last_seen != now) {
+		sender = *(struct ethhdr *)f->data;
+		follow_sender(&key, flow, &sender);
+	}
 	flow_touch(&key, flow, p, now);
 	xdp_rewrite(f, p, flow, check, v4);
 	return xdp_send(f, mac);

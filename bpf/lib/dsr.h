@@ -235,13 +235,22 @@ static __always_inline int dsr_remember(struct translation *t, const struct pack
 			f->last_seen = now;
 		return 0;
 	}
-	if (f && p->protocol == IPPROTO_TCP && !(f->flags & FLOW_CLOSING) &&
-	    !flow_expired(f, p->protocol, now))
+	/* nor are those of a connection that was translated here */
+	if (f && (p->protocol == IPPROTO_TCP || !(f->flags & FLOW_DSR)) &&
+	    !(f->flags & FLOW_CLOSING) && !flow_expired(f, p->protocol, now))
 		return 0;
 	if (bpf_map_update_elem(&weft_service_flows, &t->back_key, &t->back, BPF_ANY))
 		return DROP_SERVICE_FULL;
-	t->made = true;
+	t->made = !f;
 	return 0;
+}
+
+/* Nodes send the option for clients outside of the cluster only. */
+static __always_inline bool is_of_cluster(const struct addr *client)
+{
+	struct ipcache_entry *from = ipcache_lookup(client);
+
+	return from && from->flags & (IPCACHE_POD | IPCACHE_REMOTE_NODE);
 }
 
 /* Takes the option off a packet for a pod of this node and remembers what it
@@ -258,7 +267,7 @@ static SUBPROGRAM int dsr_receive(struct __sk_buff *skb, struct scratch *s)
 	t = &s->translation;
 	if ((p->protocol != IPPROTO_UDP && !is_begin(p)) || p->first_fragment ||
 	    p->later_fragment || !dsr_read(skb, p, &t->back.src, &t->back.sport) ||
-	    !dsr_knows(&t->back.src, t->back.sport, p->protocol))
+	    !dsr_knows(&t->back.src, t->back.sport, p->protocol) || is_of_cluster(&p->src))
 		return 0;
 	err = p->v4 ? dsr_strip4(skb, p) : dsr_strip6(skb, p);
 	if (err)

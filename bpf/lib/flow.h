@@ -35,6 +35,12 @@ struct translation {
 	struct service_flow back; /* the other half */
 };
 
+/* Whether the packet goes to a client in a service's name. */
+static __always_inline bool is_answer(const struct translation *t)
+{
+	return t->active && t->to.flags & FLOW_REPLY;
+}
+
 static __always_inline void flow_key_of(struct flow_key *k, const struct packet *p)
 {
 	k->src = p->src;
@@ -104,6 +110,12 @@ static __always_inline bool flow_expired(const struct service_flow *f, __u8 prot
 static __always_inline bool is_begin(const struct packet *p)
 {
 	return p->protocol == IPPROTO_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
+/* Nothing begins with it. */
+static __always_inline bool is_reset(const struct packet *p)
+{
+	return p->protocol == IPPROTO_TCP && p->tcp_flags & TCP_RST;
 }
 
 /* Whether f is what becomes of p. A SYN on a connection that has ended begins

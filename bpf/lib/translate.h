@@ -236,7 +236,7 @@ static SUBPROGRAM int far_begin(struct translation *t, const struct packet *p, b
 {
 	int err;
 
-	if (!t || !p)
+	if (!t || !p || is_reset(p))
 		return 0;
 	err = flow_choose(t, true, now);
 	if (err || !t->active)
@@ -365,6 +365,12 @@ static SUBPROGRAM int dsr_established(struct scratch *s)
 /* The client's packets among which the one is that answers the SYN+ACK. */
 #define HANDSHAKE_PACKETS 4
 
+/* Whether the entry was made for this packet. */
+static __always_inline bool is_first(const struct ct_entry *ct)
+{
+	return ct->packets[0] + ct->packets[1] <= 1;
+}
+
 /* What follows when conntrack has let the packet pass as one of *ct: answers are
  * translated, and the entries of translated connections say that they are. */
 static __always_inline int translate_tracked(struct __sk_buff *skb, struct scratch *s,
@@ -379,12 +385,17 @@ static __always_inline int translate_tracked(struct __sk_buff *skb, struct scrat
 			__sync_fetch_and_or(&ct->flags, CT_SERVICE);
 		return 0;
 	}
-	if (!(ct->flags & CT_SERVICE))
-		return 0;
 	if (s->packet.icmp_error)
-		return translate_error(skb, s, direction, false);
-	if (s->lookup.reply)
-		return translate_answer(s);
+		return ct->flags & CT_SERVICE ? translate_error(skb, s, direction, false) : 0;
+	if (!(ct->flags & CT_SERVICE) && !is_first(ct))
+		return 0;
+	/* who answers may have been first where conntrack had forgotten */
+	translate_answer(s);
+	if (t->active) {
+		if (!(ct->flags & CT_SERVICE))
+			__sync_fetch_and_or(&ct->flags, CT_SERVICE);
+		return 0;
+	}
 	if (ct->packets[0] <= HANDSHAKE_PACKETS && ct->flags & CT_ESTABLISHED)
 		return dsr_established(s);
 	return 0;
