@@ -157,8 +157,12 @@ func links(t *testing.T, l *testlab.Lab, node string) map[string]uint32 {
 		for _, p := range st.Programs {
 			out[p.Device+" "+p.Attach+" "+p.Name] = p.LinkID
 		}
-		if want := 1 + 2*len(st.Pods); len(out) < want {
-			return fmt.Errorf("%s has %d links, want at least %d: %v", node, len(out), want, out)
+		for _, p := range st.Pods {
+			for _, program := range []string{" tcx ingress from_pod", " tcx egress to_pod"} {
+				if _, ok := out[p.Interface+program]; !ok {
+					return fmt.Errorf("%s has no link %q, of %s: %v", node, p.Interface+program, p.Name, out)
+				}
+			}
 		}
 		return nil
 	})
