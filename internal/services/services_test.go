@@ -280,7 +280,6 @@ func TestDatagramsEnd(t *testing.T) {
 	first, second, other := f.flow(1, 17, b(a1), id, a1), f.flow(2, 17, b(a2), id, a2), f.flow(3, 17, b(a1), id+1, a1)
 	f.socket(101, id, b(a1))
 	f.socket(102, id, b(a2))
-	must(t, f.maps.Map("weft_affinity").Put(pin.KernelAffinityKey{Service: id}, pin.KernelAffinity{Backend: b(a1).ID}))
 
 	f.endpoints("dns", "UDP", "!"+a1, a2, a3)
 	f.apply()
@@ -297,10 +296,6 @@ func TestDatagramsEnd(t *testing.T) {
 	want := []netdev.UDPSocket{{Cookie: 101, Peer: netip.MustParseAddrPort(a1 + ":5353")}}
 	if !slices.Equal(f.cutter.cut, want) || f.Status().Cut != 1 {
 		t.Errorf("cut %v, want %v", f.cutter.cut, want)
-	}
-	var v pin.KernelAffinity
-	if f.maps.Map("weft_affinity").Lookup(pin.KernelAffinityKey{Service: id}, &v) == nil {
-		t.Error("a client stays with a backend that is gone")
 	}
 	_ = other // the same backend's number means the same port
 	f.deleteService("dns")

@@ -104,18 +104,19 @@ func (d *Driver) over() map[uint32]service.Left {
 	return out
 }
 
-// end ends them.
+// end ends them. That a client stayed with one is left to be overwritten: programs
+// see that its set has it no more, and deleting what the client has by now would
+// move it again.
 func (d *Driver) end(over map[uint32]service.Left) error {
 	datagrams := false
 	for _, l := range over {
 		datagrams = datagrams || l.Name.Protocol != corev1.ProtocolTCP
 	}
 	isOver := func(_, backend uint32) bool { _, ok := over[backend]; return ok }
-	err := d.cfg.Connections.ForgetAffinity(isOver)
 	if !datagrams {
-		return err
+		return nil
 	}
-	return errors.Join(err,
+	return errors.Join(
 		d.cfg.Connections.Pass(func(f service.Flow) bool { return f.Protocol != unix.IPPROTO_TCP && isOver(f.Service, f.Backend) }),
 		d.cutSockets(over))
 }

@@ -17,8 +17,7 @@ import (
 )
 
 // Connections are what programs note of connections to services: those that are
-// translated packet by packet, connected UDP sockets, and clients that stay with
-// a backend. Its methods are called by one goroutine.
+// translated packet by packet, and connected UDP sockets. Its methods are called by one goroutine.
 type Connections struct {
 	flows, sockets     *ebpf.Map
 	affinity, backends *ebpf.Map
@@ -214,24 +213,6 @@ func (c *Connections) ForgetSockets(list []Socket) error {
 	}
 	if _, err := (hash[uint64, pin.KernelServiceSocket]{c.sockets}).remove(cookies); err != nil {
 		return fmt.Errorf("forget sockets of services: %w", err)
-	}
-	return nil
-}
-
-// ForgetAffinity forgets the clients that over says are with a backend no more.
-func (c *Connections) ForgetAffinity(over func(service, backend uint32) bool) error {
-	var gone []pin.KernelAffinityKey
-	err := walk(c.affinity, func(k *pin.KernelAffinityKey, v *pin.KernelAffinity) error {
-		if over(k.Service, v.Backend) {
-			gone = append(gone, *k)
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("list affinity: %w", err)
-	}
-	if _, err := (hash[pin.KernelAffinityKey, pin.KernelAffinity]{c.affinity}).remove(gone); err != nil {
-		return fmt.Errorf("forget affinity: %w", err)
 	}
 	return nil
 }

@@ -219,12 +219,11 @@ func TestFlows(t *testing.T) {
 	}
 }
 
-func TestSocketsAndAffinity(t *testing.T) {
+func TestSockets(t *testing.T) {
 	m := openMaps(t, filepath.Join(bpffs.New(t), "node"), sizes())
 	c := NewConnections(m, lifetimes)
 	for i := range uint32(4) {
 		must(t, m.Map("weft_service_sockets").Put(uint64(100+i), pin.KernelServiceSocket{Service: i % 2, Backend: i}))
-		must(t, m.Map("weft_affinity").Put(pin.KernelAffinityKey{Service: i}, pin.KernelAffinity{Backend: i}))
 	}
 	odd := func(service, backend uint32) bool { return backend%2 == 1 }
 	list, err := c.Sockets(odd)
@@ -236,17 +235,5 @@ func TestSocketsAndAffinity(t *testing.T) {
 	must(t, c.ForgetSockets(append(list, Socket{Cookie: 999})))
 	if list, _ = c.Sockets(func(_, _ uint32) bool { return true }); len(list) != 2 {
 		t.Errorf("sockets %v are left, want two", list)
-	}
-	must(t, c.ForgetAffinity(odd))
-	n := 0
-	must(t, walk(m.Map("weft_affinity"), func(k *pin.KernelAffinityKey, v *pin.KernelAffinity) error {
-		n++
-		if v.Backend%2 == 1 {
-			t.Errorf("client of backend %d is not forgotten", v.Backend)
-		}
-		return nil
-	}))
-	if n != 2 {
-		t.Errorf("%d clients, want 2", n)
 	}
 }

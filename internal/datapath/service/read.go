@@ -83,7 +83,19 @@ func (r *Reader) Port(name balance.Name) (InForce, error) {
 	}
 	var err error
 	out.Affinity, err = r.affinityOf(out.ID, affinity)
+	out.Affinity = slices.DeleteFunc(out.Affinity, func(a Affinity) bool { return !out.has(a.Backend) })
 	return out, err
+}
+
+// has says whether a backend of that number is in a set: a client stays with no
+// other.
+func (f *InForce) has(backend uint32) bool {
+	for _, b := range f.Backends {
+		if b.ID == backend {
+			return true
+		}
+	}
+	return false
 }
 
 // numbersOf asks the writer; the second result is in seconds.
