@@ -103,7 +103,9 @@ static __always_inline bool keep(struct socket_service *to, const struct socket_
 static __always_inline bool choose(struct bpf_sock_addr *ctx, struct socket_service *to,
 				   const struct service *s)
 {
-	struct service_client client = {.addr.d = {0, bpf_get_netns_cookie(ctx)}};
+	struct service_client client = {
+		.addr.d = {!is_v4(&to->service), bpf_get_netns_cookie(ctx)},
+	};
 	struct backend *b = service_backend(s, &client, now_seconds(), &to->backend_id);
 
 	if (!b)

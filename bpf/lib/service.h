@@ -88,7 +88,7 @@ struct {
 } weft_maglev SEC(".maps");
 
 struct affinity_key {
-	struct addr client; /* at the socket: the cookie of its network namespace in d[1] */
+	struct addr client; /* at the socket: 1 for IPv6, or 0; cookie of its network namespace */
 	__u32 service;
 	__u32 pad;
 };

@@ -197,6 +197,29 @@ func TestAffinity(t *testing.T) {
 	}
 }
 
+// TestAffinityOfFamilies: IPv4 and IPv6 addresses of one service port, whose
+// backends are others, do not take a client's backend from one another.
+func TestAffinityOfFamilies(t *testing.T) {
+	f := newFixture(t, pin.Sizes{})
+	f.serve("127.0.1.1:53", "127.0.1.2:53", "[fd00::1]:53", "[fd00::2]:53")
+	v4 := f.service(tcp, "10.96.0.10:53", "127.0.1.1:53", "127.0.1.2:53")
+	v6 := f.service(tcp, "[fd00:96::a]:53", "[fd00::1]:53", "[fd00::2]:53")
+	v6.value.Id = v4.value.Id
+	for _, svc := range []*service{v4, v6} {
+		svc.value.Affinity = 60
+		svc.put()
+	}
+	first4, first6 := f.dial(false, v4.front), f.dial(true, v6.front)
+	for range 20 {
+		if said := f.dial(false, v4.front); said != first4 {
+			t.Fatalf("IPv4: server %s, want %s", said, first4)
+		}
+		if said := f.dial(true, v6.front); said != first6 {
+			t.Fatalf("IPv6: server %s, want %s", said, first6)
+		}
+	}
+}
+
 // affinity is what is remembered of the pod.
 func (f *fixture) affinity(svc *service) (key pin.KernelAffinityKey, kept pin.KernelAffinity) {
 	f.Helper()

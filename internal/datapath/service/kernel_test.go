@@ -134,12 +134,14 @@ func TestReader(t *testing.T) {
 	number := pin.KernelAddr{}
 	number.B[8] = 7
 	put(number, p.ID, now)
+	number.B[0], number.B[8] = 1, 8 // for IPv6
+	put(number, p.ID, now)
 	p, err = r.Port(dns.Name)
 	must(t, err)
 	if p.Backends[at].Hits != 12 || len(p.Backends) != 3 || len(p.Sets[balance.InternalSet].IDs) != 2 {
 		t.Errorf("port is %+v", p)
 	}
-	want := []Affinity{{Number: 7, Backend: id, Left: 10800 * time.Second}, {Client: client, Backend: id, Left: 10700 * time.Second}}
+	want := []Affinity{{Number: 7, Backend: id, Left: 10800 * time.Second}, {Number: 8, Backend: id, Left: 10800 * time.Second}, {Client: client, Backend: id, Left: 10700 * time.Second}}
 	for i, a := range p.Affinity {
 		if i < len(want) && want[i].Left-a.Left < 3*time.Second {
 			a.Left = want[i].Left

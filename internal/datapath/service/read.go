@@ -155,11 +155,11 @@ func (r *Reader) affinityOf(service, seconds uint32) ([]Affinity, error) {
 }
 
 // affinityFrom reads an entry. The address of a client at the socket is the
-// cookie of its network namespace, behind eight zero bytes.
+// family, 0 for IPv4 and 1 for IPv6, and the cookie of its network namespace.
 func affinityFrom(k *pin.KernelAffinityKey, v *pin.KernelAffinity, left int64) Affinity {
 	a := Affinity{Backend: v.Backend, Left: time.Duration(left) * time.Second}
 	high, low := k.Client.B[:8], k.Client.B[8:]
-	if binary.NativeEndian.Uint64(high) == 0 && !netip.AddrFrom16(k.Client.B).Is4In6() {
+	if binary.NativeEndian.Uint64(high) <= 1 && !netip.AddrFrom16(k.Client.B).Is4In6() {
 		a.Number = binary.NativeEndian.Uint64(low)
 		return a
 	}
