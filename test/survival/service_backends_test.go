@@ -5,11 +5,9 @@ package survival
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -42,7 +40,7 @@ func strayCommand(t *testing.T, l *testlab.Lab, args ...string) *exec.Cmd {
 		t.Fatal(err)
 	}
 	const script = `echo $$ >"$0/cgroup.procs" && exec ip netns exec "$@"`
-	cmd := exec.CommandContext(context.Background(), "sh", append([]string{"-c", script, mount, "weft-" + l.Name + "-pod-default-client", filepath.Join(l.Bin, "weft")}, args...)...)
+	cmd := exec.CommandContext(context.Background(), "sh", append([]string{"-c", script, mount, podNetNS(l, "client"), filepath.Join(l.Bin, "weft")}, args...)...)
 	cmd.Env = append(os.Environ(), l.Env()...)
 	return cmd
 }
@@ -154,67 +152,115 @@ func TestBackendDies(t *testing.T) {
 	}
 }
 
-// TestOldPorts: a connection on the ports of an earlier one chooses a server anew:
-// when the earlier one has ended, and when its server has gone without a word, so
-// that nobody has ended it.
+// TestOldPorts: a connection on the ports of an earlier one chooses a server anew,
+// when the earlier one has ended. When it has not, as client or server have gone
+// without a word, it works as well, and not with a server that is none any more.
 func TestOldPorts(t *testing.T) {
-	pods := map[string]string{"a": talker("a", "node1", 0), "b": talker("b", "node2", 0), "c": talker("c", "node2", 0), "d": talker("d", "node1", 0)}
-	l := talkLab(t, strings.Join(slices.Collect(maps.Values(pods)), "")+says(""))
-	const port = "5557"
-	talk := func(to string) []string { return []string{"talk", "--source-port", port, "--reset", to} }
-	clients := []struct {
-		name string
-		hold func(to string, more ...string) *load
-		to   string
-	}{
-		{"outside", func(to string, more ...string) *load {
-			return client(t, l, "outside", "outside", slices.Concat([]string{"weft"}, talk(to), more)...)
-		}, "172.30.0.1:" + saysPort},
-		{"pod, by packets", func(to string, more ...string) *load {
-			return stray(t, l, "pod, by packets", slices.Concat(talk(to), more)...)
-		}, saysIP + ":7"},
+	all := ""
+	for _, name := range []string{"a", "b", "c", "d"} {
+		all += quickTalker(name)
 	}
-	for _, c := range clients {
-		c.hold(c.to, "--each", "--count", "20", "-q").finish(t, 20)
-		c.hold(c.to+"/udp", "--each", "--count", "20", "-q").finish(t, 20)
-		for range 2 {
-			x := c.hold(c.to, "--count", "0", "--interval", "20ms")
-			begun(t, x)
-			doomed := x.server()
-			silence(t, l, "default/"+doomed)
-			l.Must(t, "lab", "apply", "-f", write(t, strings.Replace(pods[doomed], "app: talker", "app: other", 1)))
-			x.end(t)
-			y := c.hold(c.to, "--count", "3")
-			y.finish(t, 3)
-			if y.server() == doomed {
-				t.Errorf("%s: %s answered on the old ports, and is no server any more", c.name, doomed)
-			}
-			t.Logf("%s: from port %s first %s, then %s", c.name, port, doomed, y.server())
-			resume(t, l, "default/"+doomed)
-			l.Must(t, "lab", "apply", "-f", write(t, pods[doomed]))
+	l := talkLab(t, all+says(""))
+	from := []oldPorts{
+		{l, "outside", "172.30.0.1", ":" + saysPort, "weft-" + l.Name + "-underlay", func(name string, args ...string) *load {
+			return client(t, l, name, "outside", append([]string{"weft"}, args...)...)
+		}},
+		{l, "pod, by packets", saysIP, ":7", podNetNS(l, "client"), func(name string, args ...string) *load {
+			return stray(t, l, name, args...)
+		}},
+	}
+	for _, o := range from {
+		for _, proto := range []string{"", "/udp"} {
+			o.talk(proto, "--each", "--count", "20", "-q").finish(t, 20)
 		}
+		o.ended(t)
+		o.silentClient(t)
+		o.silentServer(t)
 	}
 }
 
-// sendAll sends a signal to the server of a pod.
-func sendAll(t *testing.T, l *testlab.Lab, pod string, s syscall.Signal) {
+// quickTalker is a talker, one of a to d, that does not wait when it is to end.
+func quickTalker(name string) string {
+	node := map[string]string{"a": "node1", "b": "node2", "c": "node2", "d": "node1"}[name]
+	return strings.Replace(talker(name, node, 0), "terminationGracePeriodSeconds: 3", "terminationGracePeriodSeconds: 0", 1)
+}
+
+// podNetNS is the network of a pod of the namespace default.
+func podNetNS(l *testlab.Lab, name string) string { return "weft-" + l.Name + "-pod-default-" + name }
+
+// oldPorts is a client that has one source port only.
+type oldPorts struct {
+	lab         *testlab.Lab
+	name        string
+	address, to string // of the Service, and ":PORT"
+	netns       string // of the client
+	start       func(name string, args ...string) *load
+}
+
+func (o oldPorts) talk(proto string, more ...string) *load {
+	return o.start(o.name, append([]string{"talk", "--source-port", "5557", "--reset", "--timeout", "5s", o.address + o.to + proto}, more...)...)
+}
+
+// hold keeps a connection, and returns it and its server.
+func (o oldPorts) hold(t *testing.T) (x *load, server string) {
 	t.Helper()
-	for _, pid := range containers(t, l, pod, "server") {
-		if err := syscall.Kill(pid, s); err != nil {
-			t.Fatal(err)
-		}
+	x = o.talk("", "--count", "0", "--interval", "20ms")
+	begun(t, x)
+	return x, x.server()
+}
+
+// again makes a connection from the same port, not to the server that has gone.
+func (o oldPorts) again(t *testing.T, when, gone string) {
+	t.Helper()
+	began := time.Now()
+	x := o.talk("", "--count", "3")
+	x.finish(t, 3)
+	if x.server() == gone {
+		t.Errorf("%s, %s: %s answered on the old ports, and is no server any more", o.name, when, gone)
 	}
+	t.Logf("%s, %s: %s went, %s answers after %v", o.name, when, gone, x.server(), time.Since(began))
 }
 
-// silence stops a pod from answering, as if it hung; resume lets it go on.
-func silence(t *testing.T, l *testlab.Lab, pod string) {
-	t.Helper()
-	sendAll(t, l, pod, syscall.SIGSTOP)
+// ended: the connection ends after its server is out of the Service.
+func (o oldPorts) ended(t *testing.T) {
+	x, doomed := o.hold(t)
+	o.lab.Must(t, "lab", "apply", "-f", write(t, strings.Replace(quickTalker(doomed), "app: talker", "app: other", 1)))
+	x.stop(t)
+	o.again(t, "ended", doomed)
+	o.lab.Must(t, "lab", "apply", "-f", write(t, quickTalker(doomed)))
 }
 
-func resume(t *testing.T, l *testlab.Lab, pod string) {
+// silentClient: the client goes, and no packet says so.
+func (o oldPorts) silentClient(t *testing.T) {
+	x, _ := o.hold(t)
+	o.vanish(t, x)
+	o.again(t, "after a client that said nothing", "")
+}
+
+// silentServer: both go, the server with its pod.
+func (o oldPorts) silentServer(t *testing.T) {
+	x, doomed := o.hold(t)
+	ip(t, "-n", podNetNS(o.lab, doomed), "link", "set", "eth0", "down")
+	o.vanish(t, x)
+	file := write(t, quickTalker(doomed))
+	o.lab.Must(t, "lab", "delete", "-f", file)
+	o.again(t, "after a server that said nothing", doomed)
+	o.lab.Must(t, "lab", "apply", "-f", file)
+}
+
+// vanish ends a client while none of its packets gets out.
+func (o oldPorts) vanish(t *testing.T, x *load) {
 	t.Helper()
-	sendAll(t, l, pod, syscall.SIGCONT)
+	ip(t, "-n", o.netns, "route", "add", "blackhole", o.address)
+	defer ip(t, "-n", o.netns, "route", "del", "blackhole", o.address)
+	x.end(t)
+}
+
+func ip(t *testing.T, args ...string) {
+	t.Helper()
+	if out, err := exec.Command("ip", args...).CombinedOutput(); err != nil {
+		t.Fatalf("ip %s: %v: %s", strings.Join(args, " "), err, out)
+	}
 }
 
 // finish waits for a load that ends by itself, after so many messages of which none
