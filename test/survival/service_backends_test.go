@@ -232,8 +232,11 @@ func (o oldPorts) ended(t *testing.T) {
 
 // silentClient: the client goes, and no packet says so.
 func (o oldPorts) silentClient(t *testing.T) {
-	x, _ := o.hold(t)
+	x, server := o.hold(t)
 	o.vanish(t, x)
+	if n := tcp(t, o.lab, "default/"+server)["CurrEstab"]; n == "0" {
+		t.Errorf("%s: the server knows that the client has gone", o.name)
+	}
 	o.again(t, "after a client that said nothing", "")
 }
 
