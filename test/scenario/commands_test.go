@@ -205,4 +205,11 @@ func killDaemon(ts *testscript.TestScript, neg bool, args []string) {
 	pid, err := strconv.Atoi(strings.TrimSpace(string(pids)))
 	ts.Check(err)
 	ts.Check(syscall.Kill(pid, syscall.SIGKILL))
+	await(ts, func() error { // its socket answers, or resets, until it has gone
+		left, err := os.ReadFile(filepath.Join(lay.DaemonCgroup(), "cgroup.procs"))
+		if err == nil && len(left) > 0 {
+			return fmt.Errorf("the daemon is still there: %s", left)
+		}
+		return err
+	})
 }
