@@ -348,12 +348,23 @@ static __always_inline void flow_fill_back(struct translation *t)
 	__builtin_memset(t->back.hop, 0, sizeof(t->back.hop));
 }
 
+/* Where the search for a port begins: one further for each connection of the
+ * backend, so that a port comes again as late as can be. The backend may still
+ * wait for the end of the connection that had it (TIME_WAIT, a minute), and then
+ * does not take a SYN of another client, whose clock is another. */
+static __always_inline __u32 flow_first_port(const struct service_flow *f)
+{
+	struct backend *b = bpf_map_lookup_elem(&weft_backends, &f->backend);
+
+	return b ? b->hits : bpf_get_prandom_u32();
+}
+
 /* Takes a port for the connection in t->to: the client's own where that can be,
  * else one that is free towards the backend. */
 static __always_inline int flow_take_port(struct translation *t, __u32 now)
 {
 	__u32 range = service_last_port - service_first_port + 1;
-	__u32 start = bpf_get_prandom_u32();
+	__u32 start = flow_first_port(&t->to);
 	int err;
 
 	if (!(t->to.flags & FLOW_SNAT)) {
