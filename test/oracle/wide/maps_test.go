@@ -48,7 +48,7 @@ func readMaps(m *pin.Maps) (*kernelMaps, error) {
 	for _, err := range []error{
 		read(m, "weft_services", &k.services), read(m, "weft_slots", &k.slots), read(m, "weft_backends", &k.backends),
 		read(m, "weft_members", &k.members), read(m, "weft_source_ranges", &k.ranges), read(m, "weft_maglev", &k.tables),
-		read(m, "weft_service_sockets", &k.sockets),
+		read(m, "weft_service_sockets", &k.sockets), read(m, "weft_service_flows", &k.flows),
 	} {
 		if err != nil {
 			return nil, err
@@ -356,6 +356,11 @@ func (a *audit) checkRest() {
 	for id := range a.withTable {
 		if _, ok := a.tables[id]; !ok {
 			a.note("no Maglev table of set %d", id)
+		}
+	}
+	for k, f := range a.flows {
+		if _, here := a.backends[f.Backend]; !here && k.Protocol == unix.IPPROTO_UDP {
+			a.note("datagrams from %s to %s go to backend %d, which is gone", addr.From16(k.Src.B), addr.From16(k.Dst.B), f.Backend)
 		}
 	}
 	for cookie, s := range a.sockets {
