@@ -126,7 +126,7 @@ func TestServiceRollingUpdate(t *testing.T) {
 	answered(t, l, "outside", "http://172.30.0.1:30080/")
 	loads := []*load{
 		requests(t, l, "cluster IP", "shop/client", "500", "http://"+webIP+"/"),
-		requests(t, l, "outside", "outside", "100", "http://172.30.0.1:30080/"),
+		requests(t, l, "outside", "outside", "500", "http://172.30.0.1:30080/"),
 	}
 	const image = "          image: weft\n          command: [weft, serve, http"
 	updated := strings.Replace(text, image, "          env: [{name: VERSION, value: \"2\"}]\n"+image, 1)
@@ -150,7 +150,7 @@ func TestServiceAgentKill(t *testing.T) {
 		name, says, tunnel string
 		rounds             int
 	}{
-		{"snat", "snat to other nodes", "none", 5},
+		{"snat", "snat to other nodes", "none", 10},
 		{"dsr", "dsr to other nodes", "none", 5},
 		{"vxlan", "snat to other nodes", "vxlan", 3},
 	} {
