@@ -80,37 +80,8 @@ func containers(t *testing.T, l *testlab.Lab, pod, container string) (pids []int
 	return pids
 }
 
-// mortal is a server that a test kills, of a Service with more of them.
-type mortal struct {
-	pod, container string // pod is "NS/POD"
-	service        string
-	servers        int // of the Service
-}
-
-// kill ends the container, and waits until the lab has taken note.
-func (m mortal) kill(t *testing.T, l *testlab.Lab) {
-	t.Helper()
-	for _, pid := range containers(t, l, m.pod, m.container) {
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-	}
-	await(t, waitTime, func() error {
-		st, err := l.Status(t.Context())
-		if err != nil {
-			return err
-		}
-		for _, p := range st.Pods {
-			if p.Namespace+"/"+p.Name == m.pod && (!p.Ready || p.Restarts > 0) {
-				return nil
-			}
-		}
-		return fmt.Errorf("%s is ready, and was killed", m.pod)
-	})
-}
-
-// back waits until all servers of the Service are ready.
-func (m mortal) back(t *testing.T, l *testlab.Lab) {
+// endpointsReady waits until a Service of the namespace shop has so many ready pods.
+func endpointsReady(t *testing.T, l *testlab.Lab, service string, n int) {
 	t.Helper()
 	await(t, waitTime, func() error {
 		st, err := l.Status(t.Context())
@@ -118,8 +89,8 @@ func (m mortal) back(t *testing.T, l *testlab.Lab) {
 			return err
 		}
 		for _, s := range st.Services {
-			if s.Name == m.service && s.Endpoints != m.servers {
-				return fmt.Errorf("%s has %d ready pods, want %d", m.service, s.Endpoints, m.servers)
+			if s.Name == service && s.Endpoints != n {
+				return fmt.Errorf("%s has %d ready pods, want %d", service, s.Endpoints, n)
 			}
 		}
 		return nil
@@ -133,56 +104,51 @@ const fatal = 40
 
 // TestBackendDies: a server is killed under load. A bounded number of requests
 // fails, and once the endpoint is not ready none does; also not when it is back.
-// The servers of names die like others: of questions, asked through connected UDP
-// sockets, none stays without an answer for longer than clients ask again.
 func TestBackendDies(t *testing.T) {
 	l := testlab.New(t)
 	l.Up(t, shop(t))
-	inside, outside, named := "http://"+webIP+"/", "http://172.30.0.1:30080/", "http://web.shop/"
-	answered(t, l, "shop/client", named)
+	inside, outside := "http://"+webIP+"/", "http://172.30.0.1:30080/"
+	answered(t, l, "shop/client", inside)
 	answered(t, l, "outside", outside)
+	start := func(when string) []*load {
+		return []*load{
+			requests(t, l, "cluster IP, "+when, "shop/client", "500", inside),
+			requests(t, l, "outside, "+when, "outside", "100", outside),
+		}
+	}
 	st, err := l.Status(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range st.Pods {
-		pod := p.Namespace + "/" + p.Name
-		switch {
-		case p.Labels["app"] == "web":
-			backendDies(t, l, mortal{pod, "server", "web", 3}, func(when string) []*load {
-				return []*load{
-					requests(t, l, "cluster IP, "+when, "shop/client", "500", inside),
-					requests(t, l, "outside, "+when, "outside", "100", outside),
-				}
-			})
-		case p.Labels["k8s-app"] == "kube-dns":
-			backendDies(t, l, mortal{pod, "dns", "kube-dns", 2}, func(when string) []*load {
-				return []*load{requests(t, l, "by name, "+when, "shop/client", "100", named)}
-			})
+		if p.Labels["app"] != "web" {
+			continue
 		}
-	}
-}
-
-func backendDies(t *testing.T, l *testlab.Lab, m mortal, start func(when string) []*load) {
-	loads := start("while " + m.pod + " dies")
-	begin := time.Now()
-	await(t, waitTime, func() error {
-		if d := time.Since(begin); d < 300*time.Millisecond { // the loads are under way
-			return fmt.Errorf("only %v of load", d)
+		loads := start("while " + p.Name + " dies")
+		begin := time.Now()
+		await(t, waitTime, func() error {
+			if d := time.Since(begin); d < 300*time.Millisecond { // the loads are under way
+				return fmt.Errorf("only %v of load", d)
+			}
+			return nil
+		})
+		for _, pid := range containers(t, l, "shop/"+p.Name, "server") {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
 		}
-		return nil
-	})
-	m.kill(t, l)
-	after := start("after " + m.pod + " has died")
-	m.back(t, l)
-	for _, x := range loads {
-		total, failed := x.end(t)
-		if n, err := strconv.Atoi(failed); err != nil || n > fatal || total == "0" {
-			t.Errorf("%s: %s of %s failed, want at most %d", x.name, failed, total, fatal)
+		endpointsReady(t, l, "web", 2)
+		after := start("after " + p.Name + " has died")
+		endpointsReady(t, l, "web", 3)
+		for _, x := range loads {
+			total, failed := x.end(t)
+			if n, err := strconv.Atoi(failed); err != nil || n > fatal || total == "0" {
+				t.Errorf("%s: %s of %s failed, want at most %d", x.name, failed, total, fatal)
+			}
 		}
-	}
-	for _, x := range after {
-		x.stop(t)
+		for _, x := range after {
+			x.stop(t)
+		}
 	}
 }
 

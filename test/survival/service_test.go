@@ -17,15 +17,13 @@ const (
 	talkIP = "10.96.1.2" // of shop/talk
 	// farPort is of every node; its only server is on the second.
 	farPort = "30090"
-	// balancerIP is the load balancer's address of shop/balanced.
-	balancerIP = "172.31.0.77"
 )
 
 // shop is examples/services with known cluster IPs and hasty probes.
 func shop(t *testing.T) string {
 	t.Helper()
 	var all []string
-	for _, name := range []string{"10-namespace", "20-web", "30-talk", "40-client", "dns"} {
+	for _, name := range []string{"10-namespace", "20-web", "30-talk", "40-client"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", "examples", "services", name+".yaml"))
 		if err != nil {
 			t.Fatal(err)
@@ -55,22 +53,6 @@ spec:
   type: NodePort
   selector: {app: far}
   ports: [{port: 80, targetPort: 8080, nodePort: ` + farPort + `}]
-`
-
-// balanced is the same server behind a load balancer. Only its node has one, so the
-// world outside has one way to it: where there are more, its kernel sends the first
-// packet of a connection by a random one, and a reset by that of the hash.
-const balanced = `---
-apiVersion: v1
-kind: Service
-metadata: {name: balanced, namespace: shop}
-spec:
-  type: LoadBalancer
-  externalTrafficPolicy: Local
-  allocateLoadBalancerNodePorts: false
-  selector: {app: far}
-  ports: [{port: 80, targetPort: 8080}]
-status: {loadBalancer: {ingress: [{ip: ` + balancerIP + `}]}}
 `
 
 // webReplicas is a text of shop with another number of web servers.
@@ -126,7 +108,7 @@ func TestServiceRollingUpdate(t *testing.T) {
 	answered(t, l, "outside", "http://172.30.0.1:30080/")
 	loads := []*load{
 		requests(t, l, "cluster IP", "shop/client", "500", "http://"+webIP+"/"),
-		requests(t, l, "outside", "outside", "500", "http://172.30.0.1:30080/"),
+		requests(t, l, "outside", "outside", "100", "http://172.30.0.1:30080/"),
 	}
 	const image = "          image: weft\n          command: [weft, serve, http"
 	updated := strings.Replace(text, image, "          env: [{name: VERSION, value: \"2\"}]\n"+image, 1)
@@ -143,59 +125,47 @@ func TestServiceRollingUpdate(t *testing.T) {
 }
 
 // TestServiceAgentKill: agents are killed and come back, and servers come and go,
-// while pods and clients outside ask through Services, and for their names. Not one
-// request fails, also not one that begins while there is no agent.
+// while pods and clients outside ask through Services. Not one request fails, also
+// not one that begins while there is no agent.
 func TestServiceAgentKill(t *testing.T) {
-	for _, c := range []struct {
-		name, says, tunnel string
-		rounds             int
-	}{
-		{"snat", "snat to other nodes", "none", 10},
-		{"dsr", "dsr to other nodes", "none", 5},
-		{"vxlan", "snat to other nodes", "vxlan", 3},
-	} {
-		t.Run(c.name, func(t *testing.T) {
+	for _, external := range []string{"snat", "dsr"} {
+		t.Run(external, func(t *testing.T) {
 			l := testlab.New(t)
-			text := shop(t) + far + balanced
-			external, _, _ := strings.Cut(c.says, " ")
-			l.Up(t, text, "--tunnel", c.tunnel, "--agent-config", write(t, "services: {external: "+external+"}\n"))
-			if st := l.Must(t, testlab.OnNode("node1", "weft", "status")...); !strings.Contains(st, c.says) {
-				t.Errorf("want %s: %s", c.says, st)
+			text := shop(t) + far
+			l.Up(t, text, "--agent-config", write(t, "services: {external: "+external+"}\n"))
+			if st := l.Must(t, testlab.OnNode("node1", "weft", "status")...); !strings.Contains(st, external+" to other nodes") {
+				t.Errorf("want %s to other nodes: %s", external, st)
 			}
-			serviceAgentKill(t, l, text, c.rounds)
+			serviceAgentKill(t, l, text)
 		})
 	}
 }
 
-func serviceAgentKill(t *testing.T, l *testlab.Lab, text string, rounds int) {
+func serviceAgentKill(t *testing.T, l *testlab.Lab, text string) {
 	urls := map[string]string{"node1": "http://172.30.0.1:" + farPort + "/", "node2": "http://172.30.0.2:" + farPort + "/"}
 	answered(t, l, "shop/client", "http://"+webIP+"/")
-	answered(t, l, "shop/client", "http://web.shop/")
-	for _, url := range []string{urls["node1"], urls["node2"], "http://" + balancerIP + "/"} {
+	for _, url := range urls {
 		answered(t, l, "outside", url)
 	}
-	const patient = "--timeout=3s" // a datagram that is lost is lost, a busy machine is only slow
 	loads := []*load{
 		requests(t, l, "cluster IP", "shop/client", "200", "http://"+webIP+"/"),
-		requests(t, l, "by name", "shop/client", "20", "http://web.shop/"),
-		requests(t, l, "load balancer", "outside", "50", "http://"+balancerIP+"/"),
 		requests(t, l, "outside, servers of all nodes", "outside", "100", "http://172.30.0.1:30080/"),
 		requests(t, l, "outside, server of the other node", "outside", "50", urls["node1"]),
 		requests(t, l, "outside, server of the node", "outside", "50", urls["node2"]),
-		talks(t, l, "UDP", "shop/client", "-q", patient, talkIP+":7/udp"),
-		talks(t, l, "UDP, new sockets", "shop/client", "-q", patient, "--each", talkIP+":7/udp"),
-		talks(t, l, "UDP, outside", "outside", "-q", patient, "172.30.0.1:30007/udp"),
-		talks(t, l, "TCP, outside", "outside", "-q", patient, "172.30.0.2:30007"),
+		talks(t, l, "UDP", "shop/client", "-q", talkIP+":7/udp"),
+		talks(t, l, "UDP, new sockets", "shop/client", "-q", "--each", talkIP+":7/udp"),
+		talks(t, l, "UDP, outside", "outside", "-q", "172.30.0.1:30007/udp"),
+		talks(t, l, "TCP, outside", "outside", "-q", "172.30.0.2:30007"),
 	}
 	files := []string{write(t, webReplicas(text, 5)), write(t, text)}
-	for i := range rounds {
+	for i := range 5 {
 		for _, node := range []string{"node1", "node2"} {
 			l.Must(t, "lab", "agent", "kill", node)
 			l.Must(t, testlab.OnNode("outside", "weft", "get", "--quiet", "--count", "5", "--timeout", "5s", urls[node])...)
 			l.Must(t, "lab", "agent", "start", node)
 			l.Must(t, testlab.OnNode("outside", "weft", "get", "--quiet", "--count", "5", "--timeout", "5s", urls[node])...)
 		}
-		if i < rounds-1 {
+		if i < 4 {
 			l.Must(t, "lab", "apply", "-f", files[i%2])
 		}
 	}
