@@ -12,7 +12,9 @@ volatile const __u16 service_last_port = 29999;
  * routing only). */
 volatile const bool service_dsr = false;
 
-#define SERVICE_PORT_TRIES 24
+#define SERVICE_PORT_CYCLE 80 /* seconds */
+#define SERVICE_PORT_TRIES 32
+#define SERVICE_PORT_TRIES_NEAR 8
 
 /* The connection ends, or has ended: a SYN begins another. */
 #define FLOW_CLOSING (FLOW_FIN | FLOW_FIN_BACK | FLOW_RST | FLOW_RST_BACK)
@@ -348,23 +350,28 @@ static __always_inline void flow_fill_back(struct translation *t)
 	__builtin_memset(t->back.hop, 0, sizeof(t->back.hop));
 }
 
-/* Where the search for a port begins: one further for each connection of the
- * backend, so that a port comes again as late as can be. The backend may still
- * wait for the end of the connection that had it (TIME_WAIT, a minute), and then
- * does not take a SYN of another client, whose clock is another. */
-static __always_inline __u32 flow_first_port(const struct service_flow *f)
+/* A port to try. The backend may still wait for the end of the connection that
+ * had it (TIME_WAIT, a minute), and then does not take a SYN of another client,
+ * whose clock is another. So ports come again as late as can be, whichever
+ * Service and processor they are for: the first tries are in a window that goes
+ * through all ports in SERVICE_PORT_CYCLE, and has a port for as long as the flow
+ * of a connection that has ended keeps it. */
+static __always_inline __be16 flow_some_port(__u32 start, __u32 try, __u32 now)
 {
-	struct backend *b = bpf_map_lookup_elem(&weft_backends, &f->backend);
+	__u32 range = service_last_port - service_first_port + 1;
+	__u32 port = start + try * 7919;
 
-	return b ? b->hits : bpf_get_prandom_u32();
+	if (try < SERVICE_PORT_TRIES_NEAR)
+		port = now % SERVICE_PORT_CYCLE * range / SERVICE_PORT_CYCLE +
+		       port % (ct_tcp_closing * range / SERVICE_PORT_CYCLE + 1);
+	return bpf_htons(service_first_port + port % range);
 }
 
 /* Takes a port for the connection in t->to: the client's own where that can be,
  * else one that is free towards the backend. */
 static __always_inline int flow_take_port(struct translation *t, __u32 now)
 {
-	__u32 range = service_last_port - service_first_port + 1;
-	__u32 start = flow_first_port(&t->to);
+	__u32 start = bpf_get_prandom_u32();
 	int err;
 
 	if (!(t->to.flags & FLOW_SNAT)) {
@@ -373,7 +380,7 @@ static __always_inline int flow_take_port(struct translation *t, __u32 now)
 			return err;
 	}
 	for (__u32 i = 0; i < SERVICE_PORT_TRIES; i++) {
-		t->to.sport = bpf_htons(service_first_port + (start + i * 7919) % range);
+		t->to.sport = flow_some_port(start, i, now);
 		t->back_key.dport = t->to.sport;
 		err = flow_take(t, now);
 		if (err != -EEXIST)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -454,6 +455,43 @@ func TestHalves(t *testing.T) {
 		fix.EditFlows(later)
 		if out := fix.send(fromUplink, flags(r, pt.ACK)); out.Verdict != pt.Redirect {
 			t.Errorf("an answer after 70 s of a connection: verdict %d", out.Verdict)
+		}
+	})
+}
+
+// TestPortsComeAgainLate: the ports of connections towards a backend are some of a
+// window, the same one for all Services, that moves on with time: for a minute the
+// backend would not take them again.
+func TestPortsComeAgainLate(t *testing.T) {
+	const first, ports, cycle = 20000, 8000, 80
+	closing := 0
+	fix := newFixture(t, func(s *setting.Node) {
+		s.ServiceFirstPort, s.ServiceLastPort = first, first+ports-1
+		closing = int(s.Lifetimes.TCPClosing / time.Second)
+	})
+	each(t, func(t *testing.T, f pt.Family) {
+		fix.Reset()
+		s := far(f, pt.TCP, target(f.RemotePod))
+		fix.Serve(s)
+		began := time.Now()
+		for i := range uint16(200) {
+			fix.send(fromUplink, outside(f, pt.TCP, nodePort(f)).With(func(p *pt.Packet) { p.Sport += i }))
+		}
+		took := int(time.Since(began)/time.Second) + 1
+		var taken []int
+		fix.EditFlows(func(_ *pin.KernelFlowKey, v *pin.KernelServiceFlow, _ uint32) {
+			if v.Flags&uint32(pin.KernelServiceFlowFlagFLOW_REPLY) == 0 {
+				taken = append(taken, int(pt.HostPort(v.Sport))-first)
+			}
+		})
+		slices.Sort(taken)
+		// The rest of the circle is the largest gap between two of them.
+		gap := taken[0] + ports - taken[len(taken)-1]
+		for i := 1; i < len(taken); i++ {
+			gap = max(gap, taken[i]-taken[i-1])
+		}
+		if window := (closing + took) * ports / cycle; len(taken) != 200 || ports-gap > window {
+			t.Errorf("%d connections have ports in %d in a row, want 200 in %d", len(taken), ports-gap, window)
 		}
 	})
 }
