@@ -184,10 +184,12 @@ func (d *Driver) failure() error {
 	return fmt.Errorf("%w (and %d more like it)", list[0], len(list)-1)
 }
 
-// write puts changes in force, and leaves the rest to settleConnections.
+// write puts changes in force, and leaves the rest to settleConnections. Where
+// nothing is written, an endpoint that keeps a backend which has left may have
+// gone all the same: one of a Service that has no port.
 func (d *Driver) write(changes []service.Change) {
 	out := d.cfg.Writer.Apply(changes)
-	if out.Changed > 0 {
+	if out.Changed > 0 || len(d.left) > 0 {
 		d.letGo(out.Left)
 	}
 }

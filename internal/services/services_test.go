@@ -614,3 +614,34 @@ func fill(b *testing.B, f *fixture, n int) {
 	}
 	txn.Commit()
 }
+
+// TestEndpointOfNoService: a backend that an earlier agent left, for an endpoint
+// still serves there, goes with that, although no service port changes.
+func TestEndpointOfNoService(t *testing.T) {
+	f := newFixture(t, sizes())
+	f.service("dns", nil)
+	f.endpoints("dns", "UDP", "!"+a1, a2)
+	f.apply()
+	f.endpoints("dns", "UDP", a1)
+	f.apply()
+	f.endpoints("dns", "UDP", "!"+a1, a2)
+	f.apply()
+	f.start(sizes())
+	f.endpoints("gone", "UDP", a1)
+	f.endpoints("dns", "UDP", a2)
+	f.apply()
+	f.wantDump("10.96.0.1:53/UDP shop/dns/UDP near 10.244.1.3:5353\nunused backend 10.244.1.2:5353/UDP\n")
+	select {
+	case <-f.wake:
+	default:
+	}
+	f.endpoints("gone", "UDP", "-"+a1)
+	must(t, f.Apply())
+	select {
+	case <-f.wake:
+	default:
+		t.Fatal("nobody looks for backends that may go")
+	}
+	must(t, f.settle())
+	f.wantDump("10.96.0.1:53/UDP shop/dns/UDP near 10.244.1.3:5353\n")
+}
