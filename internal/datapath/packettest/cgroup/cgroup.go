@@ -5,18 +5,17 @@
 package cgroup
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/weft-mesh/weft/internal/cgroup"
 	"github.com/weft-mesh/weft/internal/netdev/nstest"
 )
 
@@ -26,7 +25,7 @@ import (
 func Enter(t testing.TB) string {
 	t.Helper()
 	nstest.Need(t)
-	mount, err := mountPoint()
+	mount, err := cgroup.Mount()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,22 +88,4 @@ func current() (string, error) {
 		}
 	}
 	return "", errors.New("this process is in no cgroup2")
-}
-
-// mountPoint is where cgroup2 is mounted.
-func mountPoint() (string, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		fields := strings.Fields(lines.Text())
-		dash := slices.Index(fields, "-")
-		if dash >= 5 && dash+1 < len(fields) && fields[dash+1] == "cgroup2" {
-			return fields[4], nil
-		}
-	}
-	return "", errors.New("no cgroup2 is mounted")
 }
