@@ -121,7 +121,9 @@ func (d *Driver) end(over map[uint32]service.Left) error {
 		d.cutSockets(over))
 }
 
-// cutSockets cuts exactly the connected UDP sockets whose backend is over.
+// cutSockets cuts exactly the connected UDP sockets whose backend is over. Their
+// entries stay until they are closed, or connected again, which by now they may
+// be.
 func (d *Driver) cutSockets(over map[uint32]service.Left) error {
 	list, err := d.cfg.Connections.Sockets(func(_, backend uint32) bool { _, ok := over[backend]; return ok })
 	if err != nil || len(list) == 0 {
@@ -144,7 +146,7 @@ func (d *Driver) cutSockets(over map[uint32]service.Left) error {
 	if err != nil {
 		return fmt.Errorf("cut sockets of backends that are gone: %w", err)
 	}
-	return d.cfg.Connections.ForgetSockets(list)
+	return nil
 }
 
 // serves says whether the service port is there, without a new backend at the same

@@ -204,15 +204,3 @@ func (c *Connections) Sockets(want func(service, backend uint32) bool) ([]Socket
 	}
 	return out, nil
 }
-
-// ForgetSockets is for sockets that are cut.
-func (c *Connections) ForgetSockets(list []Socket) error {
-	cookies := make([]uint64, 0, len(list))
-	for _, s := range list {
-		cookies = append(cookies, s.Cookie)
-	}
-	if _, err := (hash[uint64, pin.KernelServiceSocket]{c.sockets}).remove(cookies); err != nil {
-		return fmt.Errorf("forget sockets of services: %w", err)
-	}
-	return nil
-}
