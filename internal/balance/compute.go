@@ -34,8 +34,6 @@ type Input struct {
 	// Services are skipped.
 	Slices []*state.Endpoint
 	Node   Node
-	// SCTP says that the datapath translates it. Where not, SCTP ports are problems.
-	SCTP bool
 }
 
 // computation is the work on one Input.
@@ -177,12 +175,10 @@ func (c *computation) checkPort(i int, port *corev1.ServicePort) bool {
 	switch port.Protocol {
 	case "", corev1.ProtocolTCP, corev1.ProtocolUDP:
 	case corev1.ProtocolSCTP:
-		if !c.in.SCTP {
-			c.service.add(field("protocol"), string(port.Protocol), "TCP or UDP: weft does not translate SCTP")
-			return false
-		}
+		c.service.add(field("protocol"), string(port.Protocol), "TCP or UDP: weft does not translate SCTP")
+		return false
 	default:
-		c.service.add(field("protocol"), string(port.Protocol), "TCP, UDP or SCTP")
+		c.service.add(field("protocol"), string(port.Protocol), "TCP or UDP")
 		return false
 	}
 	if _, ok := portNumber(&port.Port); !ok {

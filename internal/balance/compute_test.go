@@ -168,14 +168,13 @@ type ruleTest struct {
 	name     string
 	service  *state.Service
 	slices   []*state.Endpoint
-	node     *Node // here, if nil
-	sctp     bool
+	node     *Node  // here, if nil
 	want     string // as show prints
 	problems []string
 }
 
 func (tt ruleTest) run(t *testing.T) {
-	in := Input{Service: tt.service, Slices: tt.slices, Node: here, SCTP: tt.sctp}
+	in := Input{Service: tt.service, Slices: tt.slices, Node: here}
 	if tt.node != nil {
 		in.Node = *tt.node
 	}
@@ -357,18 +356,12 @@ func TestPorts(t *testing.T) {
 			want:   "shop/web:/TCP\nClusterIP 10.96.0.10:80\ninternal: 10.244.1.2:8080 10.244.1.3:8080 10.244.1.3:8081 10.244.1.4:8080 10.244.1.9:8081\n",
 		},
 		{
-			name: "SCTP where there is some", sctp: true,
-			service: service(spec(func(s *corev1.ServiceSpec) { s.Ports[0].Protocol = corev1.ProtocolSCTP })),
-			slices:  []*state.Endpoint{slice("1", ":9/SCTP", ep("10.244.1.2 -"))},
-			want:    "shop/web:/SCTP\nClusterIP 10.96.0.10:80\ninternal: 10.244.1.2:9\n",
-		},
-		{
-			name:    "SCTP where there is none: the other ports are served",
+			name:    "SCTP is refused, the other ports are served",
 			service: service(ports(corev1.ServicePort{Name: "s", Port: 80, Protocol: "SCTP"}, corev1.ServicePort{Name: "t", Port: 80, Protocol: "TCP"}, corev1.ServicePort{Name: "x", Port: 80, Protocol: "DCCP"})),
 			want:    "shop/web:t/TCP\nClusterIP 10.96.0.10:80\ninternal:\n",
 			problems: []string{
 				`Service shop/web: spec.ports[0].protocol: "SCTP": want TCP or UDP: weft does not translate SCTP`,
-				`Service shop/web: spec.ports[2].protocol: "DCCP": want TCP, UDP or SCTP`,
+				`Service shop/web: spec.ports[2].protocol: "DCCP": want TCP or UDP`,
 			},
 		},
 		{

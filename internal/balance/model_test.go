@@ -66,7 +66,7 @@ func expected(in Input) reach {
 	itpLocal := s.InternalTrafficPolicy != nil && *s.InternalTrafficPolicy == "Local"
 	etpLocal := s.ExternalTrafficPolicy == "Local"
 	for _, port := range s.Ports {
-		if port.Protocol == "SCTP" && !in.SCTP {
+		if port.Protocol == "SCTP" {
 			continue
 		}
 		at := func(ip string, number int32, side string, local bool) {
@@ -198,7 +198,7 @@ func pickOf[T any](r random, of ...T) T { return of[r.IntN(len(of))] }
 
 // input has few names and addresses, so that they meet often.
 func (r random) input() Input {
-	in := Input{Service: r.service(), SCTP: r.chance(50), Node: here}
+	in := Input{Service: r.service(), Node: here}
 	in.Node.Zone = pickOf(r, "a", "b", "")
 	// Hints of an address are the same in all slices: it is not said which count.
 	hints := map[string]*discoveryv1.EndpointHints{}

@@ -36,7 +36,6 @@ type Config struct {
 	Reader      *service.Reader
 	Connections *service.Connections
 	Cutter      Cutter
-	SCTP        bool // the kernel has it
 	Log         *slog.Logger
 	// Report is told after every change why it is not in force, or nil. May be
 	// nil.
@@ -267,7 +266,7 @@ func (d *Driver) followSlice(c statedb.Change[*state.Endpoint], dirty map[string
 
 // input is what the ports of a service follow from.
 func (d *Driver) input(s *state.Service) balance.Input {
-	in := balance.Input{Service: s, Node: d.node, SCTP: d.cfg.SCTP}
+	in := balance.Input{Service: s, Node: d.node}
 	of := d.slices[state.Key(s.Namespace, s.Name)]
 	in.Slices = make([]*state.Endpoint, 0, len(of))
 	for _, e := range of { // their order does not matter

@@ -92,7 +92,7 @@ func (f *fixture) start(s pin.Sizes) {
 	f.maps = maps
 	f.Driver, err = New(Config{
 		Node: "node1", Tables: f.tables, Writer: w, Reader: service.NewReader(maps, w),
-		Connections: service.NewConnections(maps, lifetimes), Cutter: f.cutter, SCTP: true,
+		Connections: service.NewConnections(maps, lifetimes), Cutter: f.cutter,
 		Log: slog.New(slog.DiscardHandler),
 	})
 	must(f.t, err)
