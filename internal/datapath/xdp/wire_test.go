@@ -211,7 +211,7 @@ func (l *site) attach(t testing.TB, mode string) {
 	t.Helper()
 	var st Status
 	l.must(l.node.Do(func() (err error) { st, err = l.Attach(mode); return err }))
-	t.Cleanup(func() { l.must(Detach(l.Maps, "eth0")) })
+	t.Cleanup(func() { l.must(l.Maps.DetachXDP("eth0")) })
 	if st.Mode != mode || st.Reason != "" {
 		t.Fatalf("status %+v, want %s", st, mode)
 	}

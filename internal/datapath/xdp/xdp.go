@@ -161,8 +161,5 @@ func (d *Datapath) prune() error {
 	return nil
 }
 
-// Detach takes the program of any agent off a device.
-func Detach(maps *pin.Maps, device string) error { return maps.DetachXDP(device) }
-
 // Close closes the program; an attached one stays in force.
 func (d *Datapath) Close() error { return d.objects.Close() }
