@@ -161,9 +161,9 @@ func serviceAgentKill(t *testing.T, l *testlab.Lab, text string) {
 	for i := range 5 {
 		for _, node := range []string{"node1", "node2"} {
 			l.Must(t, "lab", "agent", "kill", node)
-			l.Must(t, testlab.OnNode("outside", "weft", "get", "--quiet", "--count", "5", "--timeout", "5s", urls[node])...)
+			l.Must(t, testlab.OnNode("outside", "weft", "get", "--quiet", "--count", "5", "--timeout", "900ms", urls[node])...)
 			l.Must(t, "lab", "agent", "start", node)
-			l.Must(t, testlab.OnNode("outside", "weft", "get", "--quiet", "--count", "5", "--timeout", "5s", urls[node])...)
+			l.Must(t, testlab.OnNode("outside", "weft", "get", "--quiet", "--count", "5", "--timeout", "900ms", urls[node])...)
 		}
 		if i < 4 {
 			l.Must(t, "lab", "apply", "-f", files[i%2])
