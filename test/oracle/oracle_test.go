@@ -1,349 +1,304 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oracle compares the backends that real connections reach, through
-// tables, driver, maps and programs at sockets, with what a dumb reading of the
-// Kubernetes API says that they may reach.
 package oracle
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/yaml"
+	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/weft-mesh/weft/internal/datapath/lb"
-	"github.com/weft-mesh/weft/internal/datapath/packettest/bpffs"
-	"github.com/weft-mesh/weft/internal/datapath/packettest/cgroup"
 	"github.com/weft-mesh/weft/internal/datapath/pin"
 	"github.com/weft-mesh/weft/internal/datapath/service"
-	"github.com/weft-mesh/weft/internal/datapath/setting"
-	"github.com/weft-mesh/weft/internal/netdev"
 	"github.com/weft-mesh/weft/internal/netdev/nstest"
 	"github.com/weft-mesh/weft/internal/services"
 	"github.com/weft-mesh/weft/internal/state"
 )
 
 var (
-	seed  = flag.Uint64("seed", 1, "of the random states")
-	steps = flag.Int("steps", 2000, "random states")
+	seed = flag.Uint64("seed", 1, "of the random Services")
+	most = flag.Int("steps", 1<<30, "sets of Services in each world at most")
 )
 
+// budgets of the test.
 const (
-	thisNode = "node1"
-	backends = 5   // addresses in each family
-	maxTries = 600 // connections until every wanted backend has answered
+	worlds = 6
+	usual  = 30 * time.Second
+	slow   = 10 * time.Minute
 )
 
-var nodeAddrs = []netip.Addr{netip.MustParseAddr("172.30.0.1"), netip.MustParseAddr("fd00:172:30::1")}
+func TestMain(m *testing.M) {
+	if os.Getenv(clientEnv) == "" {
+		flag.Parse()
+		_ = flag.Set("test.parallel", fmt.Sprint(worlds)) // they mostly wait
+		os.Exit(m.Run())
+	}
+	if err := runClient(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
 
-// noCutter has no sockets to cut: each of this test lives for one answer.
-type noCutter struct{}
-
-func (noCutter) CutUDP([]string, []netdev.UDPSocket) (int, error) { return 0, nil }
-
-// rig is a node with the programs at the sockets of this process.
-type rig struct {
-	*testing.T
-	random *rand.Rand
-	ns     *nstest.NS
-	maps   *pin.Maps
+// oracle is the test: an agent's part for Services in a world.
+type oracle struct {
+	t      *testing.T
+	w      *world
+	r      random // of the objects
+	ask    random // of the probes
 	tables *state.Tables
+
+	maglev bool
+	writer *service.Writer
 	driver *services.Driver
 	stop   func()
-	world  map[string]*object // Services by name
 
-	states, connections, restarts int
+	before, now *objects
+	did         []string
+	step        int
+	last        map[stickyKey]string
+
+	restarts, questions, connections, quiet int
 }
 
-// object is a Service with its slices.
-type object struct {
-	row    *state.Service
-	slices map[string]*state.Endpoint
-}
-
-func newRig(t *testing.T) *rig {
-	t.Helper()
-	r := &rig{T: t, random: rand.New(rand.NewPCG(*seed, 0)), ns: nstest.New(t), world: map[string]*object{}}
-	r.network()
-	group := cgroup.Enter(t)
-	var err error
-	r.maps, err = pin.Open(filepath.Join(bpffs.New(t), "weft"), pin.Sizes{Conntrack: 1024, NAT: 1024, Events: 256 << 10})
-	r.must(err)
-	t.Cleanup(func() { r.maps.Close() })
-	r.must(r.ns.Do(func() error {
-		p, err := lb.Load(r.maps, setting.Node{IPv4: nodeAddrs[0], IPv6: nodeAddrs[1]})
-		if err != nil {
-			return err
+// TestServices compares what connections reach with the model, for as many sets
+// of Services as there is time; each follows from the one before. It waits much
+// for the kernel, so several worlds, which have nothing in common, run at once.
+func TestServices(t *testing.T) {
+	nstest.Need(t)
+	var sum sums
+	t.Run("worlds", func(t *testing.T) {
+		for i := range worlds {
+			t.Run(fmt.Sprint(i), func(t *testing.T) {
+				t.Parallel()
+				o := newOracle(t, uint64(i))
+				defer func() { o.stop() }()
+				o.run()
+				sum.add(o)
+			})
 		}
-		defer p.Close()
-		return p.Attach(group)
-	}))
-	r.tables, err = state.New()
-	r.must(err)
-	txn := r.tables.DB.WriteTxn(r.tables.Nodes)
-	_, _, err = r.tables.Nodes.Insert(txn, &state.Node{Name: thisNode, IPs: nodeAddrs})
-	r.must(err)
-	txn.Commit()
-	r.start()
-	t.Cleanup(func() { r.stop() })
-	return r
+	})
+	t.Logf("seed %d: %d sets of Services, %d restarts, %d questions (%d of them got no answer, as they should), %d connections",
+		*seed, sum.sets.Load(), sum.restarts.Load(), sum.questions.Load(), sum.quiet.Load(), sum.connections.Load())
 }
 
-func (r *rig) must(err error) {
-	r.Helper()
-	if err != nil {
-		r.Fatal(err)
+// sums are over all worlds.
+type sums struct{ sets, restarts, questions, quiet, connections atomic.Int64 }
+
+func (s *sums) add(o *oracle) {
+	s.sets.Add(int64(o.step))
+	s.restarts.Add(int64(o.restarts))
+	s.questions.Add(int64(o.questions))
+	s.quiet.Add(int64(o.quiet))
+	s.connections.Add(int64(o.connections))
+}
+
+func newOracle(t *testing.T, number uint64) *oracle {
+	t.Helper()
+	o := &oracle{t: t, last: map[stickyKey]string{}}
+	o.r, o.ask = random{rand.New(rand.NewPCG(*seed, 2*number))}, random{rand.New(rand.NewPCG(*seed, 2*number+1))}
+	o.w = newWorld(t)
+	var err error
+	o.tables, err = state.New()
+	o.w.must(err, "make tables")
+	o.before = &objects{}
+	o.now = o.r.start()
+	o.write()
+	o.start()
+	return o
+}
+
+func (o *oracle) run() {
+	budget := usual
+	if os.Getenv("WEFT_SLOW") != "" {
+		budget = slow
+	}
+	for end := time.Now().Add(budget); time.Now().Before(end) && o.step < *most && !o.t.Failed(); o.step++ {
+		o.advance()
+		o.check()
+	}
+	o.settled()
+}
+
+// advance changes the Services a little and puts them in force, now and then by
+// another agent than before.
+func (o *oracle) advance() {
+	o.t.Helper()
+	o.before = o.now
+	kind := o.r.IntN(60)
+	if kind == 0 { // nothing has changed when another agent comes
+		o.did = []string{"restart"}
+		o.restart(true)
+		return
+	}
+	o.now, o.did = o.r.change(o.before)
+	switch kind {
+	case 1: // while it is down
+		o.did = append(o.did, "restart")
+		o.stop()
+		o.write()
+		o.restart(false)
+	case 2: // it ends before it has ended connections
+		o.did = append(o.did, "restart after Apply")
+		o.stop()
+		o.write()
+		o.apply()
+		o.restart(false)
+	default:
+		o.write()
+		o.apply()
 	}
 }
 
-// start makes a driver that adopts what is in the maps.
-func (r *rig) start() {
-	r.Helper()
-	w, err := service.New(r.maps, service.Options{Maglev: true})
-	r.must(err)
-	r.driver, err = services.New(services.Config{
-		Node: thisNode, Tables: r.tables, Writer: w, Reader: service.NewReader(r.maps, w),
-		Connections: service.NewConnections(r.maps, setting.Lifetimes{UDP: time.Minute}), Cutter: noCutter{},
-		Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
+// write makes the tables hold what there is now.
+func (o *oracle) write() {
+	o.t.Helper()
+	txn := o.tables.DB.WriteTxn(o.tables.Services, o.tables.Endpoints, o.tables.Nodes)
+	defer txn.Commit()
+	check := func(_ any, _ bool, err error) { o.t.Helper(); o.w.must(err, "write a table") }
+	for name, s := range o.now.services {
+		if o.before.services[name] != s {
+			_, had, err := o.tables.Services.Insert(txn, serviceRow(s))
+			check(nil, had, err)
+		}
+	}
+	for name, s := range o.before.services {
+		if o.now.services[name] == nil {
+			_, had, err := o.tables.Services.Delete(txn, serviceRow(s))
+			check(nil, had, err)
+		}
+	}
+	for name, s := range o.now.slices {
+		if o.before.slices[name] != s {
+			_, had, err := o.tables.Endpoints.Insert(txn, sliceRow(s))
+			check(nil, had, err)
+		}
+	}
+	for name, s := range o.before.slices {
+		if o.now.slices[name] == nil {
+			_, had, err := o.tables.Endpoints.Delete(txn, sliceRow(s))
+			check(nil, had, err)
+		}
+	}
+	if o.now.node != o.before.node {
+		_, had, err := o.tables.Nodes.Insert(txn, nodeRow(o.now.node))
+		check(nil, had, err)
+	}
+}
+
+func serviceRow(s *corev1.Service) *state.Service {
+	return &state.Service{Namespace: s.Namespace, Name: s.Name, Labels: s.Labels, Spec: &s.Spec, Status: &s.Status}
+}
+
+func sliceRow(s *discoveryv1.EndpointSlice) *state.Endpoint {
+	return &state.Endpoint{Namespace: s.Namespace, Name: s.Name, Service: s.Labels[discoveryv1.LabelServiceName], Slice: s}
+}
+
+func nodeRow(n *corev1.Node) *state.Node {
+	row := &state.Node{Name: n.Name, Labels: n.Labels, PodCIDRs: []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("fd00:10:244:1::/64")}}
+	for _, a := range n.Status.Addresses {
+		row.IPs = append(row.IPs, netip.MustParseAddr(a.Address))
+	}
+	return row
+}
+
+// complain makes a test fail of what is logged as an error.
+type complain struct{ t *testing.T }
+
+func (c complain) Write(b []byte) (int, error) {
+	c.t.Errorf("logged: %s", b)
+	return len(b), nil
+}
+
+// start makes the agent's part for Services, which takes over what is in force.
+func (o *oracle) start() {
+	o.t.Helper()
+	var err error
+	o.writer, err = service.New(o.w.maps, service.Options{Maglev: o.maglev})
+	o.w.must(err, "open the service maps")
+	o.driver, err = services.New(services.Config{
+		Node: thisNode, Tables: o.tables, Writer: o.writer, Reader: service.NewReader(o.w.maps, o.writer),
+		Connections: service.NewConnections(o.w.maps, lifetimes), Cutter: o.w.net,
+		Log: slog.New(slog.NewTextHandler(complain{o.t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
-	r.must(err)
-	r.must(r.driver.Apply())
+	o.w.must(err, "make the driver")
+	o.apply()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	driver := r.driver
+	driver := o.driver
 	go func() { ended <- driver.Run(ctx) }()
-	r.stop = func() {
+	o.stop = func() {
 		cancel()
 		if err := <-ended; err != nil {
-			r.Error(err)
+			o.t.Errorf("run the driver: %v", err)
+		}
+		o.stop = func() {}
+	}
+}
+
+func (o *oracle) apply() {
+	o.t.Helper()
+	if err := o.driver.Apply(); err != nil {
+		o.fail("apply: %v", err)
+	}
+	for _, p := range o.driver.Problems() {
+		if !strings.Contains(p.Want, "an address and port that Service") {
+			o.fail("a problem: %s", p)
 		}
 	}
 }
 
-func backendAddr(family, n int) netip.Addr {
-	return netip.MustParseAddr([]string{fmt.Sprintf("10.244.1.%d", n+1), fmt.Sprintf("fd00:10:244:1::%x", n+1)}[family])
-}
-
-// network has all backends in one namespace; each says which one it is.
-func (r *rig) network() {
-	r.Helper()
-	r.must(r.ns.Do(func() error {
-		commands := [][]string{{"link", "set", "lo", "up"}}
-		for n := range backends {
-			commands = append(commands, []string{"addr", "add", backendAddr(0, n).String() + "/32", "dev", "lo"},
-				[]string{"addr", "add", backendAddr(1, n).String() + "/128", "dev", "lo", "nodad"})
-		}
-		for _, c := range commands {
-			if out, err := exec.Command("ip", c...).CombinedOutput(); err != nil {
-				return fmt.Errorf("ip %v: %w: %s", c, err, out)
-			}
-		}
-		return nil
-	}))
-	for n := range backends {
-		for family := range 2 {
-			for _, port := range []uint16{8080, 9090} {
-				r.serve(netip.AddrPortFrom(backendAddr(family, n), port))
-			}
-		}
+// restart has another agent take over. same: nothing has changed, so it must
+// write nothing, where it chooses in the same way.
+func (o *oracle) restart(same bool) {
+	o.t.Helper()
+	o.restarts++
+	if same {
+		o.settled()
 	}
-}
-
-func (r *rig) serve(at netip.AddrPort) {
-	r.Helper()
-	var l net.Listener
-	var u net.PacketConn
-	r.must(r.ns.Do(func() (err error) {
-		if l, err = net.Listen("tcp", at.String()); err != nil {
-			return err
-		}
-		u, err = net.ListenPacket("udp", at.String())
-		return err
-	}))
-	r.Cleanup(func() { l.Close(); u.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = c.Write([]byte(at.String())) // or the client has gone
-			c.Close()
-		}
-	}()
-	go func() {
-		buf := make([]byte, 16)
-		for {
-			_, from, err := u.ReadFrom(buf)
-			if err != nil {
-				return
-			}
-			_, _ = u.WriteTo([]byte(at.String()), from) // or the client has gone
-		}
-	}()
-}
-
-// ask connects once and returns who answers.
-func (r *rig) ask(to netip.AddrPort, protocol corev1.Protocol) (who netip.AddrPort, err error) {
-	r.connections++
-	kind := unix.SOCK_STREAM
-	if protocol == corev1.ProtocolUDP {
-		kind = unix.SOCK_DGRAM
+	o.stop()
+	ports := o.writer.Ports()
+	if o.r.chance(30) {
+		o.maglev, same = !o.maglev, false
 	}
-	var fd int
-	family, sa := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Addr: [4]byte(to.Addr().AsSlice()[:4]), Port: int(to.Port())})
-	if to.Addr().Is6() {
-		family, sa = unix.AF_INET6, &unix.SockaddrInet6{Addr: to.Addr().As16(), Port: int(to.Port())}
+	if all := o.r.chance(15); all {
+		o.w.must(o.w.maps.Close(), "close the maps")
+		o.w.open()
+	} else {
+		o.reopen()
 	}
-	if err := r.ns.Do(func() (err error) {
-		fd, err = unix.Socket(family, kind|unix.SOCK_CLOEXEC, 0)
-		return err
-	}); err != nil {
-		return who, err
+	o.start()
+	if n := o.writer.Writes(); same && n.Total() != 0 {
+		o.fail("another agent wrote %+v, want nothing", n)
 	}
-	defer unix.Close(fd)
-	wait := unix.NsecToTimeval((5 * time.Second).Nanoseconds())
-	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait); err != nil {
-		return who, err
+	known := map[string]uint32{}
+	for _, p := range ports {
+		known[service.NameOf(p.Name)] = p.ID
 	}
-	if err := unix.Connect(fd, sa); err != nil {
-		return who, err
-	}
-	if kind == unix.SOCK_DGRAM {
-		if _, err := unix.Write(fd, []byte("?")); err != nil {
-			return who, err
+	for _, p := range o.writer.Ports() {
+		if id, ok := known[service.NameOf(p.Name)]; ok && same && id != p.ID {
+			o.fail("%s had the number %d, and has %d now", service.NameOf(p.Name), id, p.ID)
 		}
 	}
-	buf := make([]byte, 64)
-	n, err := unix.Read(fd, buf)
-	for errors.Is(err, unix.EINTR) {
-		n, err = unix.Read(fd, buf)
-	}
-	if err != nil {
-		return who, err
-	}
-	return netip.ParseAddrPort(string(buf[:n]))
-}
-
-// check compares all frontends of a Service.
-func (r *rig) check(o *object) {
-	r.Helper()
-	for _, f := range frontends(o.row) {
-		want := f.wanted(o)
-		r.compare(o, f, want)
+	if !same {
+		o.forgetChanged()
 	}
 }
 
-func (r *rig) compare(o *object, f frontend, want map[netip.AddrPort]bool) {
-	r.Helper()
-	got := map[netip.AddrPort]bool{}
-	sticky := o.row.Spec.SessionAffinity == corev1.ServiceAffinityClientIP && len(want) > 0
-	least := 3*len(want) + 2
-	for i := 0; i < maxTries && (i < least || !sticky && len(got) < len(want)); i++ {
-		who, err := r.ask(f.at, f.port.Protocol)
-		if len(want) == 0 {
-			if !errors.Is(err, unix.ECONNREFUSED) {
-				r.complain(o, f, "got %v, %v, want that it is refused", who, err)
-			}
-			return
-		}
-		if err != nil {
-			r.complain(o, f, "%v, want one of %v", err, keys(want))
-			return
-		}
-		if got[who] = true; !want[who] {
-			r.complain(o, f, "reached %s, want one of %v", who, keys(want))
-			return
-		}
-	}
-	if sticky && len(got) != 1 || !sticky && len(got) != len(want) {
-		r.complain(o, f, "reached %v, want %v (affinity %v)", keys(got), keys(want), sticky)
-	}
-}
-
-func keys(m map[netip.AddrPort]bool) []netip.AddrPort {
-	return slices.SortedFunc(maps.Keys(m), netip.AddrPort.Compare)
-}
-
-func (r *rig) complain(o *object, f frontend, format string, args ...any) {
-	r.Helper()
-	text := fmt.Sprintf("seed %d, state %d, %s/%s: ", *seed, r.states, f.at, f.port.Protocol) + fmt.Sprintf(format, args...) + "\n"
-	rows := []any{map[string]any{"kind": "Service", "metadata": map[string]string{"name": o.row.Name}, "spec": o.row.Spec, "status": o.row.Status}}
-	for _, name := range slices.Sorted(maps.Keys(o.slices)) {
-		rows = append(rows, o.slices[name].Slice)
-	}
-	for _, row := range rows {
-		b, err := yaml.Marshal(row)
-		r.must(err)
-		text += "---\n" + string(b)
-	}
-	dump, err := r.driver.Dump()
-	r.must(err)
-	r.Fatal(text + "---\n" + dump)
-}
-
-// TestOracle walks through random states; each is reached from the one before.
-func TestOracle(t *testing.T) {
-	r := newRig(t)
-	for range *steps {
-		name := fmt.Sprintf("s%d", r.random.IntN(6))
-		r.mutate(name)
-		if r.random.IntN(40) == 0 {
-			r.stop()
-			r.start()
-			r.restarts++
-		} else {
-			r.must(r.driver.Apply())
-		}
-		r.states++
-		for _, n := range []string{name, fmt.Sprintf("s%d", r.random.IntN(6))} {
-			if o := r.world[n]; o != nil {
-				r.check(o)
-			}
-		}
-	}
-	t.Logf("%d states, %d connections, %d restarts, no mismatch", r.states, r.connections, r.restarts)
-	r.empty()
-}
-
-// empty takes all Services away: nothing of them stays in the kernel.
-func (r *rig) empty() {
-	r.Helper()
-	for name := range r.world {
-		r.write(r.world[name], nil)
-	}
-	r.must(r.driver.Apply())
-	end := time.Now().Add(10 * time.Second)
-	for {
-		left := map[string]uint64{}
-		fills, err := r.maps.Fills()
-		r.must(err)
-		for _, f := range fills {
-			if slices.Contains([]string{"services", "slots", "backends", "members", "source_ranges"}, f.Name) && f.Entries > 0 {
-				left[f.Name] = f.Entries
-			}
-		}
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			r.Fatalf("left in the kernel: %v", left)
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
+func (o *oracle) reopen() {
+	o.t.Helper()
+	o.w.must(o.w.maps.Close(), "close the maps")
+	maps, err := pin.Open(o.w.folder, pin.Sizes{Events: 256 << 10})
+	o.w.must(err, "open maps")
+	o.t.Cleanup(func() { maps.Close() })
+	o.w.maps = maps
 }

@@ -3,214 +3,362 @@
 package oracle
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/weft-mesh/weft/internal/state"
+	"github.com/weft-mesh/weft/internal/addr"
+	"github.com/weft-mesh/weft/internal/datapath/ipcache"
+	"github.com/weft-mesh/weft/internal/datapath/lb"
+	"github.com/weft-mesh/weft/internal/datapath/node"
+	"github.com/weft-mesh/weft/internal/datapath/packettest/bpffs"
+	"github.com/weft-mesh/weft/internal/datapath/pin"
+	"github.com/weft-mesh/weft/internal/datapath/pod"
+	"github.com/weft-mesh/weft/internal/datapath/setting"
+	"github.com/weft-mesh/weft/internal/netdev"
+	"github.com/weft-mesh/weft/internal/netdev/nstest"
 )
 
-// frontend is where clients connect to.
-type frontend struct {
-	at       netip.AddrPort
-	port     corev1.ServicePort
-	external bool
-}
+// Addresses of the world.
+var (
+	nodeIPs    = ips("172.30.0.1", "fd00:172:30::1", "172.30.0.11", "fd00:172:30::11")
+	routerIPs  = ips("172.30.0.254", "fd00:172:30::fe")
+	gateways   = ips("10.244.1.1", "fd00:10:244:1::1")
+	localPods  = [][]netip.Addr{pair(1, 2), pair(1, 3), pair(1, 4), pair(1, 5)} // the first one is the client
+	remotePods = [][]netip.Addr{pair(2, 2), pair(2, 3), pair(2, 4)}
+	worldIPs   = ips("198.51.100.7", "2001:db8::7", "198.51.100.8", "2001:db8::8") // of clients
+	clusterIPs = [][]netip.Addr{seq("10.96.0.", 10, 10), seq("fd00:10:96::", 10, 10)}
+	// ExternalIPs and addresses of load balancers.
+	balancerIPs = [][]netip.Addr{seq("192.0.2.", 10, 3), seq("2001:db8:2::", 10, 3)}
 
-// frontends are those that a process of this node can use.
-func frontends(s *state.Service) (out []frontend) {
-	for _, p := range s.Spec.Ports {
-		add := func(a string, port int32, external bool) {
-			out = append(out, frontend{netip.AddrPortFrom(netip.MustParseAddr(a), uint16(port)), p, external})
-		}
-		for _, ip := range s.Spec.ClusterIPs {
-			add(ip, p.Port, false)
-		}
-		for _, ip := range s.Spec.ExternalIPs {
-			add(ip, p.Port, true)
-		}
-		if s.Spec.Type != corev1.ServiceTypeClusterIP {
-			for _, a := range nodeAddrs {
-				add(a.String(), p.NodePort, true)
-			}
-		}
-		if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
-			for _, i := range s.Status.LoadBalancer.Ingress {
-				add(i.IP, p.Port, true)
-			}
-		}
+	servicePorts = []uint16{53, 80, 81}
+	nodePorts    = []uint16{30000, 30001, 30002, 30003, 30004}
+	targetPorts  = []uint16{8080, 8081, 8082}
+)
+
+func ips(ss ...string) (out []netip.Addr) {
+	for _, s := range ss {
+		out = append(out, netip.MustParseAddr(s))
 	}
 	return out
 }
 
-func isTrue(b *bool, otherwise bool) bool {
-	if b == nil {
-		return otherwise
-	}
-	return *b
+func pair(node, pod int) []netip.Addr {
+	return ips(fmt.Sprintf("10.244.%d.%d", node, pod), fmt.Sprintf("fd00:10:244:%d::%d", node, pod))
 }
 
-// wanted reads the API: those that are ready; where none is, those that end but
-// serve; internalTrafficPolicy Local leaves those of this node, for cluster IPs.
-func (f frontend) wanted(o *object) map[netip.AddrPort]bool {
-	ready, ending := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
-	local := !f.external && *o.row.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
-	for _, row := range o.slices {
-		for _, port := range row.Slice.Ports {
-			if *port.Name != f.port.Name || *port.Protocol != f.port.Protocol || port.Port == nil {
-				continue
-			}
-			for _, e := range row.Slice.Endpoints {
-				a := netip.MustParseAddr(e.Addresses[0])
-				if a.Is4() != f.at.Addr().Is4() || local && *e.NodeName != thisNode {
-					continue
-				}
-				at := netip.AddrPortFrom(a, uint16(*port.Port))
-				isReady := isTrue(e.Conditions.Ready, true)
-				switch {
-				case isReady:
-					ready[at] = true
-				case isTrue(e.Conditions.Serving, isReady) && isTrue(e.Conditions.Terminating, false):
-					ending[at] = true
-				}
-			}
-		}
-	}
-	if len(ready) > 0 {
-		return ready
-	}
-	return ending
-}
-
-// mutate changes a Service, or its endpoints, or takes both away.
-func (r *rig) mutate(name string) {
-	r.Helper()
-	before := r.world[name]
-	var next *object
-	switch {
-	case before == nil:
-		next = &object{row: r.service(name), slices: r.slices(name)}
-	case r.random.IntN(8) == 0: // gone
-	case r.random.IntN(3) == 0:
-		next = &object{row: r.service(name), slices: before.slices}
-	default:
-		next = &object{row: before.row, slices: r.slices(name)}
-	}
-	r.write(before, next)
-	if next == nil {
-		delete(r.world, name)
-	} else {
-		r.world[name] = next
-	}
-}
-
-// write makes the tables hold next in place of before, in one transaction.
-func (r *rig) write(before, next *object) {
-	r.Helper()
-	txn := r.tables.DB.WriteTxn(r.tables.Services, r.tables.Endpoints)
-	if before != nil {
-		if next == nil {
-			_, _, err := r.tables.Services.Delete(txn, before.row)
-			r.must(err)
-		}
-		for name, s := range before.slices {
-			if next == nil || next.slices[name] == nil {
-				_, _, err := r.tables.Endpoints.Delete(txn, s)
-				r.must(err)
-			}
-		}
-	}
-	if next != nil {
-		if before == nil || before.row != next.row {
-			_, _, err := r.tables.Services.Insert(txn, next.row)
-			r.must(err)
-		}
-		for name, s := range next.slices {
-			if before != nil && before.slices[name] == s {
-				continue
-			}
-			_, _, err := r.tables.Endpoints.Insert(txn, s)
-			r.must(err)
-		}
-	}
-	txn.Commit()
-}
-
-func pick[T any](r *rig, from ...T) T { return from[r.random.IntN(len(from))] }
-
-// service is a random one; the name decides its addresses, so that none has two.
-func (r *rig) service(name string) *state.Service {
-	n := int(name[1] - '0')
-	s := &corev1.ServiceSpec{
-		Type:                  pick(r, corev1.ServiceTypeClusterIP, corev1.ServiceTypeNodePort, corev1.ServiceTypeLoadBalancer),
-		ClusterIPs:            []string{fmt.Sprintf("10.96.0.%d", n+1), fmt.Sprintf("fd00:10:96::%x", n+1)},
-		IPFamilies:            []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
-		SessionAffinity:       pick(r, corev1.ServiceAffinityNone, corev1.ServiceAffinityNone, corev1.ServiceAffinityClientIP),
-		InternalTrafficPolicy: new(pick(r, corev1.ServiceInternalTrafficPolicyCluster, corev1.ServiceInternalTrafficPolicyLocal)),
-	}
-	s.ClusterIP = s.ClusterIPs[0]
-	if s.SessionAffinity == corev1.ServiceAffinityClientIP {
-		s.SessionAffinityConfig = &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: new(int32(10800))}}
-	}
-	if s.Type != corev1.ServiceTypeClusterIP {
-		s.ExternalTrafficPolicy = pick(r, corev1.ServiceExternalTrafficPolicyCluster, corev1.ServiceExternalTrafficPolicyLocal)
-	}
-	if r.random.IntN(3) == 0 {
-		s.ExternalIPs = []string{fmt.Sprintf("198.51.100.%d", n+1)}
-	}
-	status := &corev1.ServiceStatus{}
-	if s.Type == corev1.ServiceTypeLoadBalancer {
-		status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: fmt.Sprintf("172.31.0.%d", n+1)}, {IP: fmt.Sprintf("fd00:172:31::%x", n+1)}}
-	}
-	for i, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
-		if r.random.IntN(4) == 0 && i > 0 {
-			continue
-		}
-		p := corev1.ServicePort{Name: string("ab"[i]), Protocol: protocol, Port: int32(pick(r, 80, 443))}
-		if s.Type != corev1.ServiceTypeClusterIP {
-			p.NodePort = int32(30000 + 10*n + i)
-		}
-		s.Ports = append(s.Ports, p)
-	}
-	return &state.Service{Namespace: "default", Name: name, Spec: s, Status: status}
-}
-
-// slices are random ones: one for each family, or two with parts of the endpoints
-// and another target port.
-func (r *rig) slices(service string) map[string]*state.Endpoint {
-	out := map[string]*state.Endpoint{}
-	for family, kind := range []discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6} {
-		perm := r.random.Perm(backends) // no endpoint is in two slices
-		for part := range 1 + r.random.IntN(2) {
-			name := fmt.Sprintf("%s-%s-%d", service, kind, part)
-			port := int32(pick(r, 8080, 9090))
-			s := &discoveryv1.EndpointSlice{
-				ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, AddressType: kind,
-				Ports: []discoveryv1.EndpointPort{
-					{Name: new("a"), Protocol: new(corev1.ProtocolTCP), Port: &port},
-					{Name: new("b"), Protocol: new(corev1.ProtocolUDP), Port: &port},
-				},
-			}
-			var mine []int
-			mine, perm = perm[:r.random.IntN(3)], perm[2:]
-			for _, n := range mine {
-				s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{
-					Addresses: []string{backendAddr(family, n).String()}, NodeName: new(pick(r, thisNode, "node2")), Conditions: r.conditions(),
-				})
-			}
-			out[name] = &state.Endpoint{Namespace: "default", Name: name, Service: service, Slice: s}
-		}
+func seq(prefix string, first, n int) (out []netip.Addr) {
+	for i := range n {
+		out = append(out, netip.MustParseAddr(fmt.Sprint(prefix, first+i)))
 	}
 	return out
 }
 
-// conditions are ready, not said, not ready, ending and serving, or ending.
-func (r *rig) conditions() discoveryv1.EndpointConditions {
-	c := func(ready, serving, terminating bool) discoveryv1.EndpointConditions {
-		return discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}
+func flat(lists ...[]netip.Addr) (out []netip.Addr) {
+	for _, l := range lists {
+		out = append(out, l...)
 	}
-	return pick(r, c(true, true, false), c(true, true, false), discoveryv1.EndpointConditions{}, c(false, false, false), c(false, true, true), c(false, false, true))
+	return out
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return 0
+	}
+	return 1
+}
+
+// plain is the name of servers that a connection reaches where nothing is
+// translated.
+const plain = "plain"
+
+// world is a node with pods, pods of another node, and a client outside.
+//
+//	pods ── node ──┐
+//	               ├── bridge in router: pods of another node, and servers at
+//	outside ───────┘   the addresses of Services, for what is not translated
+type world struct {
+	t       testing.TB
+	folder  string // of the pins
+	cgroup  string // of all processes of the node
+	node    host
+	router  host
+	outside host
+	pods    []host
+	net     *netdev.Net
+	maps    *pin.Maps
+	wired   []*pod.Endpoint
+	clients map[string]*remote
+}
+
+type host struct {
+	*nstest.NS
+	name string
+}
+
+func newWorld(t testing.TB) *world {
+	t.Helper()
+	w := &world{t: t, folder: filepath.Join(bpffs.New(t), "node"), clients: map[string]*remote{}}
+	w.cgroup = w.makeCgroup()
+	w.router, w.outside, w.node = w.host("router"), w.host("outside"), w.host("node")
+	w.underlay()
+	w.must(w.node.Do(func() (err error) { w.net, err = netdev.Open(); return err }), "open node")
+	t.Cleanup(func() { w.net.Close() })
+	w.wire()
+	w.open()
+	w.introduce()
+	w.serve()
+	w.start(insidePod, w.pods[0], w.cgroup)
+	w.start(insideNode, w.node, w.cgroup)
+	w.start(outside, w.outside, "")
+	return w
+}
+
+func (w *world) must(err error, step string) {
+	w.t.Helper()
+	if err != nil {
+		w.t.Fatalf("%s: %v", step, err)
+	}
+}
+
+func (w *world) host(name string) host {
+	w.t.Helper()
+	h := host{nstest.New(w.t), name}
+	w.must(h.Do(func() error {
+		// every ICMP error is wanted
+		for key, value := range map[string]string{
+			"ipv6/conf/all/accept_dad": "0", "ipv6/conf/default/accept_dad": "0", "ipv4/icmp_ratelimit": "0", "ipv6/icmp/ratelimit": "0",
+		} {
+			if err := os.WriteFile("/proc/sys/net/"+key, []byte(value), 0); err != nil {
+				return err
+			}
+		}
+		return nil
+	}), "set up "+name)
+	w.ip(h, "link set lo up")
+	return h
+}
+
+func (w *world) ip(h host, lines ...string) {
+	w.t.Helper()
+	w.must(h.Do(func() error {
+		cmd := exec.Command("ip", "-batch", "-")
+		cmd.Stdin = strings.NewReader(strings.Join(lines, "\n") + "\n")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+		return nil
+	}), "ip in "+h.name)
+}
+
+// onLoopback are commands that give lo addresses.
+func onLoopback(as ...netip.Addr) (lines []string) {
+	for _, a := range as {
+		l := fmt.Sprintf("addr add %s dev lo", addr.Host(a))
+		if a.Is6() {
+			l += " nodad"
+		}
+		lines = append(lines, l)
+	}
+	return lines
+}
+
+// routes are commands for routes to prefixes by a gateway of their family.
+func routes(via []netip.Addr, prefixes ...string) (lines []string) {
+	for _, s := range prefixes {
+		p := netip.MustParsePrefix(s)
+		lines = append(lines, fmt.Sprintf("route add %s via %s", p, via[family(p.Addr())]))
+	}
+	return lines
+}
+
+func (w *world) underlay() {
+	w.ip(w.router,
+		"link add br0 type bridge", "link set br0 up", "addr add 172.30.0.254/24 dev br0", "addr add fd00:172:30::fe/64 dev br0 nodad",
+		"link add node type veth peer name eth0 netns "+w.node.Path(), "link set node master br0 up",
+		"link add outside type veth peer name eth0 netns "+w.outside.Path(), "link set outside master br0 up",
+	)
+	w.ip(w.router, onLoopback(flat(flat(remotePods...), flat(clusterIPs...), flat(balancerIPs...))...)...)
+	w.ip(w.router, routes(nodeIPs, "10.244.1.0/24", "fd00:10:244:1::/64")...)
+	w.ip(w.node,
+		"link set eth0 up", "addr add 172.30.0.1/24 dev eth0", "addr add fd00:172:30::1/64 dev eth0 nodad",
+		// a source of nothing: the first address is
+		"addr add 172.30.0.11/24 dev eth0", "addr add fd00:172:30::11/64 dev eth0 nodad preferred_lft 0",
+		"route add default via 172.30.0.254", "route add default via fd00:172:30::fe",
+	)
+	out := ips("172.30.0.200", "fd00:172:30::200")
+	w.ip(w.node, routes(out, "198.51.100.0/24", "2001:db8::/64")...)
+	w.ip(w.outside, "link set eth0 up", "addr add 172.30.0.200/24 dev eth0", "addr add fd00:172:30::200/64 dev eth0 nodad")
+	w.ip(w.outside, onLoopback(worldIPs...)...)
+	w.ip(w.outside, routes(nodeIPs, "10.96.0.0/16", "fd00:10:96::/64", "192.0.2.0/24", "2001:db8:2::/64")...)
+}
+
+var lifetimes = setting.Lifetimes{
+	TCPSyn: 20 * time.Second, TCPEstablished: time.Minute, TCPClosing: 2 * time.Second,
+	UDP: 3 * time.Second, UDPReplied: 3 * time.Second, Other: 5 * time.Second,
+}
+
+// open opens the maps and puts the programs in force, as an agent does when it
+// starts.
+func (w *world) open() {
+	w.t.Helper()
+	maps, err := pin.Open(w.folder, pin.Sizes{Events: 256 << 10})
+	w.must(err, "open maps")
+	w.t.Cleanup(func() { maps.Close() })
+	w.maps = maps
+	w.must(w.node.Do(func() error { return w.attach(maps) }), "put programs in force")
+	w.must(maps.FinishMigration(), "finish the migration")
+}
+
+func (w *world) attach(maps *pin.Maps) error {
+	uplink, err := w.net.Uplink("eth0")
+	if err != nil {
+		return err
+	}
+	s := setting.Node{
+		UplinkIfindex: uplink.Index, UplinkMTU: 1500, IPv4: nodeIPs[0], IPv6: nodeIPs[1], Gateway4: gateways[0], Gateway6: gateways[1],
+		Masquerade: true, FirstPort: 10000, LastPort: 19999, ServiceFirstPort: 20000, ServiceLastPort: 29999, Lifetimes: lifetimes,
+	}
+	sockets, err := lb.Load(maps, s)
+	if err != nil {
+		return err
+	}
+	defer sockets.Close()
+	if err := sockets.Attach(w.cgroup); err != nil {
+		return err
+	}
+	pods, err := pod.Load(maps, s)
+	if err != nil {
+		return err
+	}
+	defer pods.Close()
+	for _, ep := range w.wired {
+		if err := pods.Attach(ep); err != nil {
+			return err
+		}
+	}
+	nodes, err := node.Load(maps, s)
+	if err != nil {
+		return err
+	}
+	defer nodes.Close()
+	return nodes.Attach(node.Device{Name: "eth0", Ifindex: uplink.Index}, nil)
+}
+
+// introduce tells the node where everything is.
+func (w *world) introduce() {
+	w.t.Helper()
+	with := func(id uint64, f ipcache.Flags) ipcache.Entry {
+		return ipcache.Entry{NextHop4: routerIPs[0], NextHop6: routerIPs[1], Identity: id, Flags: f}
+	}
+	entries := map[netip.Prefix]ipcache.Entry{}
+	for _, a := range nodeIPs {
+		entries[addr.Host(a)] = ipcache.Entry{Identity: 1, Flags: ipcache.LocalNode}
+	}
+	for i, bits := range []int{24, 64} {
+		cidr := func(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, bits).Masked() }
+		entries[cidr(localPods[0][i])] = ipcache.Entry{Identity: 3, Flags: ipcache.LocalCIDR}
+		entries[cidr(remotePods[0][i])] = with(400, ipcache.Pod)
+		entries[addr.Host(routerIPs[i])] = with(2, ipcache.RemoteNode)
+		r := netdev.Route{Destination: cidr(remotePods[0][i]), Device: "eth0", Via: routerIPs[i], Source: nodeIPs[i]}
+		w.must(w.net.ReplaceRoute(r), "route")
+	}
+	cache := ipcache.New(w.maps)
+	for p, e := range entries {
+		w.must(cache.Update(w.t.Context(), p, e), "address map")
+	}
+}
+
+// wire makes the pods of the node.
+func (w *world) wire() {
+	w.t.Helper()
+	for i, as := range localPods {
+		h := w.host(fmt.Sprintf("pod%d", i))
+		l, err := w.net.CreatePodLink(netdev.PodLinkSpec{
+			Seed: h.name + "/eth0", Netns: h.Path(), Interface: "eth0", IPs: as, Gateways: gateways, Sources: nodeIPs[:2], MTU: 1500,
+		})
+		w.must(err, "wire "+h.name)
+		w.pods = append(w.pods, h)
+		w.wired = append(w.wired, &pod.Endpoint{Device: l.Name, Ifindex: l.Ifindex, MAC: l.PodMAC, HostMAC: l.HostMAC, IPs: as, Identity: 300 + uint64(i)})
+	}
+}
+
+// serve starts all servers. They are not in the cgroup: nothing of what they do
+// is translated.
+func (w *world) serve() {
+	for i, h := range w.pods {
+		w.listen(h, "", localPods[i], targetPorts)
+	}
+	w.listen(w.router, "", flat(remotePods...), targetPorts)
+	w.listen(w.router, plain, flat(flat(clusterIPs...), flat(balancerIPs...)), servicePorts)
+	w.listen(w.node, plain, nodeIPs, nodePorts)
+}
+
+// listen answers by TCP and UDP with the name, or the address and port where it
+// is empty, and the address of the client.
+func (w *world) listen(h host, name string, as []netip.Addr, ports []uint16) {
+	w.t.Helper()
+	w.must(h.Do(func() error {
+		for _, a := range as {
+			for _, p := range ports {
+				if err := w.listenAt(name, netip.AddrPortFrom(a, p).String()); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}), "serve in "+h.name)
+}
+
+func (w *world) listenAt(name, at string) error {
+	if name == "" {
+		name = at
+	}
+	l, err := net.Listen("tcp", at)
+	if err != nil {
+		return err
+	}
+	w.t.Cleanup(func() { l.Close() })
+	u, err := net.ListenPacket("udp", at)
+	if err != nil {
+		return err
+	}
+	w.t.Cleanup(func() { u.Close() })
+	go answerTCP(l, name)
+	go answerUDP(u.(*net.UDPConn), name)
+	return nil
+}
+
+func answerTCP(l net.Listener, says string) {
+	for {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue // the client has gone
+		}
+		_, _ = c.Write([]byte(says + " " + c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().String()))
+		_ = c.Close()
+	}
+}
+
+func answerUDP(c *net.UDPConn, says string) {
+	b := make([]byte, 64)
+	for {
+		_, from, err := c.ReadFromUDPAddrPort(b)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil {
+			_, _ = c.WriteToUDPAddrPort([]byte(says+" "+from.Addr().Unmap().String()), from)
+		}
+	}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package wide
+package oracle
 
 import (
 	"fmt"
@@ -354,6 +354,6 @@ func (o *oracle) fail(format string, args ...any) {
 	if err != nil {
 		dump = err.Error()
 	}
-	o.t.Fatalf("seed %d, step %d (go test -run %s ./test/oracle/wide -seed %d -steps %d): %s\nthis step did: %s\nmaps:\n%s",
+	o.t.Fatalf("seed %d, step %d (go test -run %s ./test/oracle -seed %d -steps %d): %s\nthis step did: %s\nmaps:\n%s",
 		*seed, o.step, o.t.Name(), *seed, o.step+1, fmt.Sprintf(format, args...), strings.Join(o.did, "; "), dump)
 }
